@@ -12,6 +12,9 @@ BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 DEVELOPED = $(VENV)/.developed
 DOCUMENTED = $(VENV)/.documented
+# Every package of the checkout; a folder that is deleted is not installed.
+PACKAGES = $(wildcard packages/silodp packages/silodp-*)
+EDITABLE = $(foreach package,$(PACKAGES),--editable $(package))
 PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
@@ -29,48 +32,49 @@ test-slow: $(DEVELOPED)
 
 # Server and silos as separate processes over TLS, and their faults; 300 random kills, of which test-slow has 10.
 test-deploy: $(DEVELOPED)
-	SILODP_KILLS=300 $(PYTEST) -m "slow or not slow" tests/end_to_end/test_deploy*.py tests/end_to_end/test_couriers.py \
-	  tests/end_to_end/test_person_index.py tests/unit/deploy
+	SILODP_KILLS=300 $(PYTEST) -m "slow or not slow" packages/silodp-deploy/tests
 
 # Messages over Flower, which has an environment of its own; without it these tests are skipped.
 test-flower: $(DEVELOPED) $(FLOWER)/.installed
-	SILODP_FLOWER=$(FLOWER) $(PYTEST) -m slow tests/end_to_end/test_flower.py
+	SILODP_FLOWER=$(FLOWER) $(PYTEST) -m slow packages/silodp-deploy/tests/end_to_end/test_flower.py
 
 # Messages over NVIDIA FLARE, likewise; one after the other, since its processes carry the messages of several tests.
 test-nvflare: $(DEVELOPED) $(NVFLARE)/.installed
-	SILODP_NVFLARE=$(NVFLARE) $(PYTEST) -n 0 -m slow tests/end_to_end/test_nvflare.py
+	SILODP_NVFLARE=$(NVFLARE) $(PYTEST) -n 0 -m slow packages/silodp-deploy/tests/end_to_end/test_nvflare.py
 
 # What other frameworks state and do, by their installed packages; without their environment these tests are skipped.
 test-frameworks: $(DEVELOPED) $(FRAMEWORKS)/.installed
-	SILODP_FRAMEWORKS=$(FRAMEWORKS) $(PYTEST) -m slow tests/end_to_end/test_installed_frameworks.py
+	SILODP_FRAMEWORKS=$(FRAMEWORKS) $(PYTEST) -m slow packages/silodp-audit/tests/end_to_end/test_installed_frameworks.py
 
 # Each party in a container, by packaging/compose.yaml, with podman-compose or COMPOSE="docker compose" CONTAINERS=docker; as
 # root, because the user of the image must own the parties' folders.
 test-containers: $(DEVELOPED) wheel
 	$(CONTAINERS) build $(BUILD_OPTIONS) --file packaging/Containerfile --tag silodp .
-	SILODP_COMPOSE="$(COMPOSE)" $(PYTEST) -n 0 -m slow tests/end_to_end/test_containers.py
+	SILODP_COMPOSE="$(COMPOSE)" $(PYTEST) -n 0 -m slow packages/silodp-deploy/tests/end_to_end/test_containers.py
 
 # Logs by TensorBoard and MLflow; where MLflow is not installed, its tests are skipped.
 test-trackers: $(DEVELOPED)
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[tensorboard,mlflow]'
-	$(PYTEST) tests/end_to_end/test_on_round.py
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable packages/silodp \
+	  --editable 'packages/silodp-integrations[tensorboard,mlflow]'
+	$(PYTEST) packages/silodp/tests/end_to_end/test_on_round.py
 
 # Adapters with peft and transformers: two guides and their own tests, which are skipped where these are not installed.
 test-pretrained: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt peft transformers
 	$(PYTEST) -m slow -k "pretrained or text" tests/unit/docs/test_guides.py
-	$(PYTEST) tests/unit/training/test_adapters.py
+	$(PYTEST) packages/silodp-experiments/tests/unit/training/test_adapters.py
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
-	SILODP_MUTANTS=100000 $(PYTEST) -m "slow or not slow" tests/attacks/test_fuzz.py
+	SILODP_MUTANTS=100000 $(PYTEST) -m "slow or not slow" packages/silodp-private/tests/attacks/test_fuzz.py
 
 # With the newest versions that pyproject.toml allows, for example: make test-newest PYTHON=python3.13
 test-newest:
 	@$(CHECK)
 	@echo "Installing silodp and the newest versions of what it needs into $(NEWEST) ..."
 	$(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python $(PIP) --upgrade --upgrade-strategy eager --editable '.[test]'
+	$(NEWEST)/bin/python $(PIP) --upgrade --upgrade-strategy eager $(EDITABLE) \
+	  --requirement requirements/test.txt
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -rs -n 2 --dist worksteal
 
 lint: $(DEVELOPED)
@@ -100,13 +104,13 @@ house: $(DEVELOPED)
 results: $(DEVELOPED)
 	$(BIN)/python benchmarks/results.py $(ONLY) $(ARGS)
 
-# dist/: source archive and wheel; the wheel is then installed from the index into a new environment, and trains the demo.
+# dist/: source archives and wheels. The core's is then installed from the index into a new environment, and trains the demo.
 wheel: $(INSTALLED)
 	rm -rf dist build/wheel
 	$(BIN)/python $(PIP) --constraint constraints.txt build
-	$(BIN)/python -m build --outdir dist .
+	for package in $(PACKAGES); do $(BIN)/python -m build --outdir dist $$package || exit 1; done
 	$(PYTHON) -m venv build/wheel
-	build/wheel/bin/python $(PIP) dist/silodp-*.whl
+	build/wheel/bin/python $(PIP) dist/silodp-[0-9]*.whl
 	cd build/wheel && bin/silodp --version && bin/silodp demo --out demo
 
 # What is generated from the source and kept in docs/; tests fail where it is older than the source.
@@ -118,38 +122,38 @@ errors: $(INSTALLED)
 commands: $(INSTALLED)
 	$(BIN)/python docs/list_commands.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): $(PACKAGES:%=%/pyproject.toml) constraints.txt
 	@$(CHECK)
 	@echo "Installing silodp and what it needs to run into $(VENV): about 60 packages, 360 MB to download with the CPU build"
 	@echo "of torch (several GB with the default one on Linux: see docs/quickstart.md). A folder of its own: 'make clean' removes it."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable .
+	$(BIN)/python $(PIP) --constraint constraints.txt $(EDITABLE)
 	touch $(INSTALLED)
 
-$(DEVELOPED): $(INSTALLED)
+$(DEVELOPED): $(INSTALLED) requirements/dev.txt requirements/test.txt
 	@echo "Installing what the tests, the linters, the notebooks and the benchmarks need besides ..."
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) --constraint constraints.txt --requirement requirements/dev.txt
 	touch $(DEVELOPED)
 
-$(DOCUMENTED): $(INSTALLED)
+$(DOCUMENTED): $(INSTALLED) requirements/docs.txt
 	@echo "Installing what the documentation needs besides: 25 packages, 26 MB to download ..."
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python $(PIP) --constraint constraints.txt --requirement requirements/docs.txt
 	touch $(DOCUMENTED)
 
-$(FLOWER)/.installed: pyproject.toml constraints-flower.txt
+$(FLOWER)/.installed: packages/silodp/pyproject.toml constraints-flower.txt
 	@$(CHECK)
 	@echo "Installing Flower into $(FLOWER): 53 packages ..."
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python $(PIP) --constraint constraints-flower.txt flwr
-	$(FLOWER)/bin/python $(PIP) --no-deps --editable .
+	$(FLOWER)/bin/python $(PIP) --no-deps --editable packages/silodp --editable packages/silodp-deploy
 	touch $(FLOWER)/.installed
 
-$(NVFLARE)/.installed: pyproject.toml constraints-nvflare.txt
+$(NVFLARE)/.installed: packages/silodp/pyproject.toml constraints-nvflare.txt
 	@$(CHECK)
 	@echo "Installing NVFlare into $(NVFLARE): 44 packages ..."
 	$(PYTHON) -m venv $(NVFLARE)
 	$(NVFLARE)/bin/python $(PIP) --constraint constraints-nvflare.txt nvflare
-	$(NVFLARE)/bin/python $(PIP) --no-deps --editable .
+	$(NVFLARE)/bin/python $(PIP) --no-deps --editable packages/silodp --editable packages/silodp-deploy
 	touch $(NVFLARE)/.installed
 
 # The list is complete, and nothing else is installed: FL4Health and pfl ask for versions of dp_accounting that exclude

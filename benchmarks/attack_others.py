@@ -21,13 +21,13 @@ from silodp.accounting.accountant import EventCount, choose_accountant, compute_
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.trade_off import TradeOff, compose_trade_off
-from silodp.attack.evidence import Evidence, NoiseFamily, bound_share, compute_p, weigh_evidence
-from silodp.attack.play import AttackResult, attack_method
 from silodp.mechanisms.clipping import Bounds
 from silodp.methods.roles import FederationSize
-from silodp.methods.rpdp.method import Rpdp
-from silodp.methods.uldp_baselines import UldpNaive
 from silodp.training.sgd import LocalTraining
+from silodp_audit.attack.evidence import Evidence, NoiseFamily, bound_share, compute_p, weigh_evidence
+from silodp_audit.attack.play import AttackResult, attack_method
+from silodp_budgets.rpdp.method import Rpdp
+from silodp_experiments.uldp_baselines import UldpNaive
 from timing import show_help
 
 Scores = NDArray[np.float64]

@@ -121,8 +121,8 @@ def _execute(*arguments: str) -> None:
 def measure_exchanges(count: int = 50, size: int = 10_000) -> list[float]:
     """Return the seconds of exchanges with four silos in threads, which answer at once with as many bytes."""
     from silodp.crypto.keys import Identity
-    from silodp.deploy.certificates import Authority, make_context, make_request
-    from silodp.deploy.https import HttpsClient, HttpsServer
+    from silodp_deploy.certificates import Authority, make_context, make_request
+    from silodp_deploy.https import HttpsClient, HttpsServer
 
     class Echo:
         def receive(self, data: bytes) -> bytes:

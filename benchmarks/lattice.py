@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice.noise import scale_noise
-from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
-from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
+from silodp_private.crypto.lattice.noise import scale_noise
+from silodp_private.crypto.lattice.parameters import LatticeParameters, search_parameters
+from silodp_private.crypto.lattice.scheme import LatticeServer, LatticeSilo
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"dimension": 20_000, "users": 100, "count_cap": 50},

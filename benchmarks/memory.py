@@ -59,9 +59,9 @@ learning_rate = 0.1
 def _serve_echo(folder: Path, size: int, way: str) -> None:
     """Ask a silo for an echo, twice, in this process."""
     from silodp.crypto.keys import Identity
-    from silodp.deploy.certificates import make_context
-    from silodp.deploy.https import HttpsServer
-    from silodp.deploy.sockets import ServerSocket, SocketOptions
+    from silodp_deploy.certificates import make_context
+    from silodp_deploy.https import HttpsServer
+    from silodp_deploy.sockets import ServerSocket, SocketOptions
 
     publics = {name: Identity(name, bytes(32)).public for name in NAMES}
     if way == "https":
@@ -88,9 +88,9 @@ def _answer_echo(folder: Path, size: int, way: str) -> None:
     import threading
 
     from silodp.crypto.keys import Identity
-    from silodp.deploy.certificates import make_context
-    from silodp.deploy.https import HttpsClient
-    from silodp.deploy.sockets import SiloSocket
+    from silodp_deploy.certificates import make_context
+    from silodp_deploy.https import HttpsClient
+    from silodp_deploy.sockets import SiloSocket
 
     class Echo:
         def receive(self, data: bytes) -> bytes:
@@ -111,7 +111,7 @@ def _answer_echo(folder: Path, size: int, way: str) -> None:
 
 def _relay(folder: Path) -> None:
     """Carry messages between two sockets, until the server has gone."""
-    from silodp.deploy import ask_silo, give_reply, take_request
+    from silodp_deploy import ask_silo, give_reply, take_request
 
     while True:
         try:
@@ -131,7 +131,7 @@ def _report(who: str, seconds: float) -> None:
 
 def measure_echo(size: int, way: str) -> dict[str, float]:
     """Return the peak bytes of every process, and the seconds of one exchange."""
-    from silodp.deploy.certificates import Authority, make_request
+    from silodp_deploy.certificates import Authority, make_request
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -27,11 +27,11 @@ from sklearn.metrics import log_loss
 from torch import nn
 
 import silodp
-from silodp.report.decisions import find_decisions
-from silodp.report.evaluation import find_evaluation
 from silodp.training import binary_cross_entropy
 from silodp.training.metrics import roc_auc
-from silodp.training.own_part import OwnPart, train_own_part
+from silodp_analytics.decisions.decisions import find_decisions
+from silodp_analytics.evaluation.report import find_evaluation
+from silodp_analytics.own_part.part import OwnPart, train_own_part
 from silodp_experiments import benchmarks
 
 WAYS = ("shared", "alone", "shared, own outputs", "shared, all parameters own")

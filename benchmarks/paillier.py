@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from gmpy2 import mpz, powmod
 
-from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.paillier.scheme import PrivateKey
-from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
+from silodp_private.paillier.parameters import PaillierParameters
+from silodp_private.paillier.scheme import PrivateKey
+from silodp_private.paillier.weighting import PaillierServer, PaillierSilo
 
 GRID = 1 << 16
 SETTINGS = {  # silos, users, parameters, most records of a user in a silo

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from silodp import train
-from silodp.accounting.two_stage import TwoStage, compute_two_stage_curve, fit_scf, search_probabilities
 from silodp.config.resolve import load_config
-from silodp.data.budget_distributions import mixture, pareto, three_levels
 from silodp.errors import SilodpError
+from silodp_budgets.budget_distributions import mixture, pareto, three_levels
+from silodp_budgets.two_stage import TwoStage, compute_two_stage_curve, fit_scf, search_probabilities
 from timing import show_help
 
 ROUNDS = 15

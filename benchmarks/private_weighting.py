@@ -16,9 +16,6 @@ import numpy as np
 import torch
 
 from silodp.aggregators import Aggregator, Masked, Plain
-from silodp.aggregators.lattice import Lattice
-from silodp.aggregators.paillier import Paillier
-from silodp.aggregators.select import Select
 from silodp.data.federation import Federation, SiloData
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train
@@ -27,6 +24,9 @@ from silodp.training.models import cnn_mnist
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
 from silodp_experiments import benchmarks
+from silodp_private.lattice import Lattice
+from silodp_private.paillier.aggregator import Paillier
+from silodp_private.select import Select
 from timing import show_help
 
 DATA = Path("../shared/data")

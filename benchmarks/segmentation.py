@@ -16,11 +16,11 @@ import torch
 
 import silodp
 from silodp.methods import UldpAvg
-from silodp.methods.uldp_baselines import Default
 from silodp.training import LocalTraining, cross_entropy
 from silodp.training.metrics import dice
 from silodp.training.models import unet
 from silodp_experiments import benchmarks
+from silodp_experiments.uldp_baselines import Default
 
 ROUNDS, STEPS, NOISES = 20, (0.3, 1.0, 3.0), (2.7, 6.0, 16.0)
 LOCAL = LocalTraining(learning_rate=0.1, epochs=5, batch_size=8)

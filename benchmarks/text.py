@@ -22,11 +22,11 @@ import torch
 
 import silodp
 from silodp.methods import UldpAvg
-from silodp.methods.uldp_baselines import Default, UldpGroup
 from silodp.training import LocalTraining, cross_entropy
 from silodp.training.metrics import perplexity
 from silodp.training.models import causal_lm
 from silodp_experiments.benchmarks import docstrings
+from silodp_experiments.uldp_baselines import Default, UldpGroup
 
 ROUNDS = 20
 LOCAL = LocalTraining(learning_rate=0.5, epochs=1, batch_size=16)

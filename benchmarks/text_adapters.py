@@ -39,15 +39,15 @@ from torch import nn
 import silodp
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.views import View
-from silodp.data.sequences import pack_sequences
 from silodp.methods import Method, UldpAvg
-from silodp.methods.uldp_baselines import Default, UldpGroup, split_group
 from silodp.training import LocalTraining, cross_entropy, silo_update, user_updates
 from silodp.training.gradients import select_gradient
 from silodp.training.metrics import perplexity
 from silodp.training.models import causal_lm
 from silodp_experiments.benchmarks import docstrings
 from silodp_experiments.benchmarks.text import CHARACTERS, LENGTH, encode, read_docstrings
+from silodp_experiments.sequences import pack_sequences
+from silodp_experiments.uldp_baselines import Default, UldpGroup, split_group
 
 PUBLIC = ("numpy", "scipy", "sklearn", "pandas")
 LAYERS = ["query", "key", "value", "out", "wide", "narrow"]

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from silodp.deploy import Reply, ask_silo, give_reply, take_request
+from silodp_deploy import Reply, ask_silo, give_reply, take_request
 
 
 def put(folder: Path, exchange: str, data: bytes, kind: str) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from silodp.accounting.events import Gaussian
-from silodp.aggregators.evaluation import Evaluation
-from silodp.attack import counted
-from silodp.attack.play import AttackResult, Target, attack_method, play_evaluation
 from silodp.mechanisms.clipping import ClippedRows
 from silodp.methods import Ddp, UldpAvg
-from silodp.methods import evaluation as evaluation_module
-from silodp.methods import statistics as statistics_module
-from silodp.methods.evaluation import EvaluationSums
-from silodp.methods.statistics import Statistics
-from silodp.methods.uldp_baselines import UldpNaive
 from silodp.training.sgd import LocalTraining
+from silodp_analytics.evaluation import methods as evaluation_module
+from silodp_analytics.evaluation.methods import EvaluationSums
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_analytics.statistics import method as statistics_module
+from silodp_analytics.statistics.method import Statistics
+from silodp_audit.attack import counted
+from silodp_audit.attack.play import AttackResult, Target, attack_method, play_evaluation
+from silodp_experiments.uldp_baselines import UldpNaive
 from support.refusals import refused
 
 PERSONS = UldpAvg(5.0, 1.0, LocalTraining(learning_rate=0.01))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from silodp.attack.play import attack_method
 from silodp.methods import UldpAvg
+from silodp_audit.attack.play import attack_method
 from support.attacked import AVG, attack
 from support.faults import BLINDED
 

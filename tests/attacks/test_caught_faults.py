@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from silodp.attack.play import AttackResult
+from silodp_audit.attack.play import AttackResult
 from support.attacked import SETTINGS, attack
 from support.faults import FAULTS
 

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from silodp.data.silo_data import SiloData
-from silodp.deploy.consortium import Consortium
-from silodp.deploy.records import save_records
-from silodp.deploy.silo import load_identity, open_silo
 from silodp.mechanisms.clipping import add_weighted_rows, clip_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpAvg, UldpSgd, uldp
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.evaluation import EvaluationSums
 from silodp.methods.roles import FederationSize
-from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, sign, verify
+from silodp_analytics.counts import CountTable
+from silodp_analytics.evaluation.methods import EvaluationSums
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.records import save_records
+from silodp_deploy.silo import load_identity, open_silo
 from support.consortium import make_parties
 
 FEATURES, HIDDEN = 30, 32

@@ -21,7 +21,6 @@ from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.accounting.series_ledger import SeriesLedger
 from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators import Plain
-from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import PlainServer
 from silodp.aggregators.series import name_series
@@ -31,11 +30,8 @@ from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Ddp, UldpAvg
-from silodp.methods.evaluation import EvaluationSums
-from silodp.methods.uldp_baselines import Default
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.runtime.evaluation import LocalMetrics
 from silodp.runtime.gate import Gate
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.run_files import STATE
@@ -48,6 +44,10 @@ from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore
 from silodp.wire.transport import DeliveryFailure, InProcess
+from silodp_analytics.evaluation.methods import EvaluationSums
+from silodp_analytics.evaluation.results import LocalMetrics
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_experiments.uldp_baselines import Default
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 

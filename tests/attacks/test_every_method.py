@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.attack.play import attack_method
 from silodp.methods import METHODS, UldpAvg
-from silodp.methods.rpdp.method import Rpdp
 from silodp.training.sgd import LocalTraining
+from silodp_audit.attack.play import attack_method
+from silodp_budgets.rpdp.method import Rpdp
 from support.attacked import SETTINGS
 from support.benchmark_scripts import load_benchmark
 

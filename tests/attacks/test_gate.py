@@ -19,20 +19,20 @@ from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
-from silodp.aggregators.select import Select
 from silodp.crypto.keys import Identity
-from silodp.crypto.oblivious_transfer import BaseTransfers
-from silodp.crypto.shares import SERVER_CHOOSES
-from silodp.deploy.lifetime import LifetimeLedger
 from silodp.errors import SilodpError
 from silodp.methods import Ddp
-from silodp.methods.rpdp.renyi_filter import RpdpFilter
-from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from silodp.wire.transport import SignedParty, sign, verify
+from silodp_budgets.rpdp.renyi_filter import RpdpFilter
+from silodp_deploy.lifetime import LifetimeLedger
+from silodp_experiments.uldp_baselines import Default, UldpGroup, UldpNaive
+from silodp_private.crypto.oblivious_transfer import BaseTransfers
+from silodp_private.crypto.shares import SERVER_CHOOSES
+from silodp_private.select import Select
 from support.masked import AVG
 from support.oracles import small_federation
 from support.private import HALF, HIDDEN, HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, Parties

@@ -30,27 +30,27 @@ import torch
 from pydantic import BaseModel
 
 from silodp.accounting.ledger import Budget
-from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.cli.deploy import format_agreement
-from silodp.config.budgets import BudgetDistribution
 from silodp.config.build import get_fields
 from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
-from silodp.config.statistics import StatisticsRequest
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS
-from silodp.deploy import public_files
-from silodp.deploy.acceptance import describe_agreement
-from silodp.deploy.consortium import _CODE_MODULES, Consortium, take_copy
-from silodp.deploy.public_files import compute_digest
-from silodp.deploy.server import serve
-from silodp.deploy.silo import open_silo
 from silodp.errors import SilodpError
 from silodp.methods import METHODS
 from silodp.training.losses import LOSSES
 from silodp.training.models import MODELS
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_analytics.statistics.config import StatisticsRequest
+from silodp_budgets.config import BudgetDistribution
+from silodp_deploy import public_files
+from silodp_deploy.acceptance import describe_agreement
+from silodp_deploy.cli.deploy import format_agreement
+from silodp_deploy.consortium import _CODE_MODULES, Consortium, take_copy
+from silodp_deploy.public_files import compute_digest
+from silodp_deploy.server import serve
+from silodp_deploy.silo import open_silo
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.consortium import make_parties
 from support.deployed import TABLES
@@ -339,7 +339,7 @@ def test_no_distribution_takes_a_name_of_silodps_own(
         "torch.nn:Linear.__init__",
         "torch.nn:_reduction",
         "torch.nn.functional:F",
-        "silodp.cli.deploy:up",
+        "silodp_deploy.cli.deploy:up",
         "silodp.config.plugins:execute_code",
         "../evil.py:Evil",
         "below/../../outside/evil.py:Evil",

@@ -29,8 +29,6 @@ import silodp as package
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
-from silodp.deploy.consortium import Consortium
-from silodp.deploy.silo import load_identity, open_silo
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.gate import State
@@ -39,6 +37,8 @@ from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import SERVER, InProcess, SignedChannel
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.silo import load_identity, open_silo
 from support.consortium import make_parties
 from support.masked import AVG
 from support.oracles import logistic_task, small_federation

@@ -21,10 +21,10 @@ from silodp.crypto.sampling import PersonCoins
 from silodp.crypto.streams import derive_key
 from silodp.data.federation import Federation
 from silodp.methods import UldpAvg
-from silodp.methods.user_budgets import UserBudgets
 from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
+from silodp_budgets.user_budgets import UserBudgets
 from support.clear import released
 from support.masked import AVG
 from support.oracles import small_federation, without_user

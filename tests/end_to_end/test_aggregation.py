@@ -12,9 +12,7 @@ import pytest
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
 from silodp.aggregators import Aggregator, Masked, Plain
-from silodp.aggregators._private_sampling import SAMPLE_HIDDEN
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
-from silodp.aggregators.select import Select
 from silodp.assumption import Assumption
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
@@ -28,6 +26,8 @@ from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import run, train
 from silodp_experiments.compare import compare_methods
 from silodp_experiments.method_specs import parse_methods
+from silodp_private._private_sampling import SAMPLE_HIDDEN
+from silodp_private.select import Select
 from support.commands import Silodp, assert_sentence
 from support.rewriting import rebind
 

@@ -16,9 +16,16 @@ import pytest
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config
 from silodp.errors import SilodpError
-from silodp.report.attacks import CANNOT_SHOW, EVALUATION, LEAKS, OTHER_NOISE, describe_for_card, parse_attack
 from silodp.report.formatting import format_lower_limit
 from silodp.report.run_record import read_guarantees, read_run
+from silodp_audit.report.attacks import (
+    CANNOT_SHOW,
+    EVALUATION,
+    LEAKS,
+    OTHER_NOISE,
+    describe_for_card,
+    parse_attack,
+)
 from support.attacked import make_attack, make_noise, make_view, write_attack
 from support.commands import CONFIG, Silodp, assert_sentence
 

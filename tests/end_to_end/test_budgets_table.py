@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.accounting.budget_curve import group_budgets
-from silodp.config.budgets import build_budget_distribution
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
-from silodp.methods.rpdp.method import Rpdp
-from silodp.methods.user_budgets import UserBudgets
+from silodp_budgets.budget_curve import group_budgets
+from silodp_budgets.config import build_budget_distribution
+from silodp_budgets.rpdp.method import Rpdp
+from silodp_budgets.user_budgets import UserBudgets
 from silodp_experiments.method_specs import parse_methods
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.configs import PERSONAL, TABLE, USERS, tables

@@ -19,12 +19,12 @@ from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
-from silodp.report.attack_plots import plot_noise
-from silodp.report.attacks import NoiseTest
 from silodp.report.divergence import get_measure
 from silodp.report.figures import choose_log_ticks, render_svg
 from silodp.report.held_out import CalibrationBin
 from silodp.runtime.train import run, train
+from silodp_audit.report.attack_plots import plot_noise
+from silodp_audit.report.attacks import NoiseTest
 from silodp_experiments import compare as module
 from silodp_experiments.compare import compare_methods
 from silodp_experiments.compare_page import format_spread, format_table, is_level

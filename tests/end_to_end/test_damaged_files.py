@@ -24,36 +24,36 @@ from silodp.accounting.cohort import Cohort, create_cohort
 from silodp.accounting.events import Gaussian
 from silodp.accounting.ledger import Ledger
 from silodp.bundle import load
-from silodp.cli.deploy import format_agreement
-from silodp.cli.deploy import status as show_status
-from silodp.cli.parties import format_spent
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config, resolve
 from silodp.config.schema import parse_config
 from silodp.crypto.keys import Identity
 from silodp.data.identity import IdentityProfile
-from silodp.deploy.acceptance import describe_agreement
-from silodp.deploy.certificates import read_certificates
-from silodp.deploy.consortium import Consortium
-from silodp.deploy.https import find_proxy
-from silodp.deploy.lifetime import read_spent
-from silodp.deploy.limits import read_audit
-from silodp.deploy.policy import check_accepted
-from silodp.deploy.records import load_records
-from silodp.deploy.setup import draft_public, seal_public
-from silodp.deploy.silo import open_silo
-from silodp.deploy.status import StatusFile
 from silodp.errors import CODES, SilodpError
-from silodp.report.checklist import write_checklist
 from silodp.report.facts import collect_facts
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
-from silodp.report.signature import read_answers, sign_report, verify_report
 from silodp.report.statements import list_statements
 from silodp.runtime.checkpoint import load_checkpoint
 from silodp.runtime.cohort import read_counted_run
 from silodp.wire.files import append_durably, write_durably
+from silodp_audit.report.checklist import write_checklist
+from silodp_audit.report.signature import read_answers, sign_report, verify_report
+from silodp_deploy.acceptance import describe_agreement
+from silodp_deploy.certificates import read_certificates
+from silodp_deploy.cli.deploy import format_agreement
+from silodp_deploy.cli.deploy import status as show_status
+from silodp_deploy.cli.parties import format_spent
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.https import find_proxy
+from silodp_deploy.lifetime import read_spent
+from silodp_deploy.limits import read_audit
+from silodp_deploy.policy import check_accepted
+from silodp_deploy.records import load_records
+from silodp_deploy.setup import draft_public, seal_public
+from silodp_deploy.silo import open_silo
+from silodp_deploy.status import StatusFile
 from support.attacked import make_attack, write_attack
 from support.commands import CONFIG
 from support.consortium import agree_on_tables

@@ -15,10 +15,8 @@ import torch
 from silodp.accounting.events import Skellam
 from silodp.accounting.guarantee import ON_THE_LIST
 from silodp.aggregators import Aggregator
-from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
-from silodp.aggregators.select import Select
 from silodp.config.resolve import load_config
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -27,10 +25,12 @@ from silodp.planning.plan import plan_run
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from silodp.training import Task
-from silodp.training.counts import CountTable
 from silodp.training.losses import Loss, cox, cross_entropy, squared_error
 from silodp.training.metrics import accuracy, concordance
 from silodp.training.sgd.local import LocalTraining
+from silodp_analytics.counts import CountTable
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_private.select import Select
 from support.commands import Silodp
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE

@@ -20,6 +20,7 @@ from silodp.errors import CODES, SilodpError, list_codes
 from silodp.settings import Range, Whole
 from silodp.text import shorten
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.places import SOURCES
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,7 +212,7 @@ def test_a_full_disk_is_named_with_the_file_wherever_it_fills_up(
 
 
 def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-m", "silodp.cli.main"]
     question = ["epsilon", "--method", "uldp-avg", "--noise-multiplier", "5", "--rounds", "3"]
     listed = ["data", "list"]  # imports little
@@ -240,7 +241,7 @@ def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
     assert told.stdout.startswith(b"\\u03b5 = ")
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "PYTHONUNBUFFERED": ""}
 FAILING = """
 import os, sys
 from silodp.cli.main import main
@@ -306,7 +307,7 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
         "    os.write(1, b'printed')\n"
         "main(['opened'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
     command = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", sys.executable, "-c", code]
     assert subprocess.run(command, env=environment, check=False).returncode == 0
     assert (tmp_path / "kept").read_text() == "kept"
@@ -322,7 +323,7 @@ def test_a_file_that_may_not_grow_is_no_traceback(config: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         f"cli.main(['run', {str(config)!r}, '--out', 'limited'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )

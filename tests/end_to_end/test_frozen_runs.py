@@ -14,13 +14,13 @@ from torch import nn
 import silodp
 from silodp.accounting.guarantee import PUBLIC_VALUES
 from silodp.config.resolve import load_config
-from silodp.deploy.consortium import Consortium
-from silodp.deploy.server import serve
-from silodp.deploy.setup import find_free_port, make_local
-from silodp.deploy.silo import open_silo
-from silodp.methods.uldp_baselines import UldpNaive
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, cross_entropy
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.server import serve
+from silodp_deploy.setup import find_free_port, make_local
+from silodp_deploy.silo import open_silo
+from silodp_experiments.uldp_baselines import UldpNaive
 from support.oracles import small_federation
 from support.refusals import refused
 

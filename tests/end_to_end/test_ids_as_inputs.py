@@ -12,13 +12,13 @@ from torch import nn
 import silodp
 from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.data.public import PublicData
-from silodp.deploy.records import load_records, save_records
 from silodp.errors import SilodpError
-from silodp.methods.rpdp.method import Rpdp
 from silodp.runtime.prepare import prepare_run
 from silodp.training import accuracy, cross_entropy
 from silodp.training.made_up import make_up_records
 from silodp.training.model_state import call_model
+from silodp_budgets.rpdp.method import Rpdp
+from silodp_deploy.records import load_records, save_records
 from support.refusals import refused
 from support.sequences import TOKENS, Mixed, Recurrent, Tied, Transformer, federation, mixed, tokens
 

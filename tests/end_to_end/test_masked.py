@@ -16,9 +16,9 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.methods import UldpSgd
-from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
+from silodp_experiments.uldp_baselines import Default, UldpGroup, UldpNaive
 from support.clear import MaskedInClear, described
 from support.masked import AVG, TRAIN, charges, multipliers, run, spec, uniform
 from support.oracles import judges_std

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.places import SOURCES
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -34,7 +36,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     import nbformat
 
     # The kernel imports this checkout, and finds no file by being in it.
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(

@@ -23,6 +23,7 @@ from silodp.config.resolve import load_config
 from silodp.data._embedded import EMBEDDED_RANGES
 from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp
+from support.places import SOURCES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -78,7 +79,7 @@ def program(arguments: list[str], folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
         timeout=240,

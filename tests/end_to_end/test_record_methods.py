@@ -15,9 +15,9 @@ from silodp.accounting.charges import count_events
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.config.resolve import load_config
 from silodp.methods import METHODS
-from silodp.methods.rpdp.method import Rpdp
 from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
+from silodp_budgets.rpdp.method import Rpdp
 from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp, assert_sentence
 from support.configs import DDP, PERSONAL

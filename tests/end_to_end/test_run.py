@@ -22,7 +22,6 @@ from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize, UldpAvg, UldpSgd
-from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.runtime.train import train
@@ -32,6 +31,7 @@ from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
+from silodp_experiments.uldp_baselines import Default, UldpGroup, UldpNaive
 from support.oracles import judges_std, logistic_task, small_federation
 from support.refusals import refused
 from support.specs import make_spec

@@ -25,13 +25,13 @@ from silodp.cli.run import run_config
 from silodp.config.resolve import resolve
 from silodp.config.schema import parse_config
 from silodp.crypto.keys import Identity
-from silodp.deploy.silo import save_identity
 from silodp.report.facts import RESPONSIBILITY, collect_facts
-from silodp.report.forms import TEMPLATES, compose_form
-from silodp.report.signature import _MARKER, SIGNED_FILES, Signature, verify_report
 from silodp.report.statements import list_statements
 from silodp.wire.messages import Message
 from silodp.wire.transport import _sign_bytes, sign, verify
+from silodp_audit.report.forms import TEMPLATES, compose_form
+from silodp_audit.report.signature import _MARKER, SIGNED_FILES, Signature, verify_report
+from silodp_deploy.silo import save_identity
 from support.attacked import make_attack, write_attack
 from support.commands import CONFIG, UNDRAWN, Silodp, assert_sentence
 from support.refusals import refused

@@ -10,7 +10,7 @@ import pytest
 
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config
-from silodp.config.statistics import derive_statistics
+from silodp_analytics.statistics.config import derive_statistics
 from support.commands import Silodp, assert_sentence
 from support.consortium import start_consortium
 from support.wards import HOSPITALS, TIMES, draw_wards, write_wards

@@ -14,11 +14,11 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize, UldpAvg
-from silodp.methods.user_budgets import UserBudgets
 from silodp.runtime.gate import Gate
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
+from silodp_budgets.user_budgets import UserBudgets
 from support.clear import released
 from support.masked import AVG, TRAIN
 from support.oracles import logistic_task, small_federation, without_user

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from silodp.attack.play import AttackResult, attack_method
 from silodp.methods import Ddp, Method, UldpAvg
-from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
 from silodp.training.sgd import LocalTraining
+from silodp_audit.attack.play import AttackResult, attack_method
+from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 
 
 def make_view(adversary: str, epsilon: float | None, leak: float = 1.0, mu: float = 0.6) -> dict[str, Any]:

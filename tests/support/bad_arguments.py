@@ -16,15 +16,15 @@ from silodp import Budget, Federation, LocalTraining, Schema, SiloData, Task, lo
 from silodp.accounting import compute_delta, compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Masked
-from silodp.aggregators.evaluation import Evaluation
-from silodp.aggregators.lattice import Lattice
-from silodp.aggregators.paillier import Paillier
 from silodp.data import embedded, load_profile
 from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, VerifiedIds
-from silodp.methods.model_averaging import average_models
-from silodp.methods.user_budgets import UserBudgets
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_budgets.user_budgets import UserBudgets
+from silodp_experiments.model_averaging import average_models
+from silodp_private.lattice import Lattice
+from silodp_private.paillier.aggregator import Paillier
 from support.oracles import logistic_task, small_federation
 
 VALUES: tuple[Any, ...] = (

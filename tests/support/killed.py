@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from silodp.aggregators import Plain
-from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
+from silodp_analytics.evaluation.series import Evaluation
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE, PAILLIER, SELECT
 

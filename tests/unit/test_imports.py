@@ -216,7 +216,7 @@ def test_what_code_of_the_documentation_names_is_there_after_import_silodp():
 
 def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import silodp.aggregators.lattice"],
+        [sys.executable, "-c", "import silodp_private.lattice"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         check=False,
     )

@@ -3,8 +3,8 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from silodp.deploy import ask_silo
 from silodp_courier.parcels import unwrap, wrap
+from silodp_deploy import ask_silo
 
 app = ClientApp()
 SILO_SECONDS = 60.0

@@ -12,8 +12,8 @@ from flwr.app import Context, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from silodp.deploy import Reply, Request, give_reply, take_request
 from silodp_courier.parcels import unwrap, wrap
+from silodp_deploy import Reply, Request, give_reply, take_request
 
 app = ServerApp()
 QUERY_SECONDS, ANSWER_SECONDS, PAUSE_SECONDS = 60.0, 3600.0, 0.2

@@ -15,7 +15,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReturnCode, Shareable
 from nvflare.apis.signal import Signal
 
-from silodp.deploy import Reply, Request, give_reply, take_request
+from silodp_deploy import Reply, Request, give_reply, take_request
 
 TASK = "answer"
 _ANSWER_SECONDS, _ALIVE_SECONDS, _PAUSE_SECONDS = 3600, 20.0, 0.2

@@ -5,7 +5,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReturnCode, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from silodp.deploy import ask_silo
+from silodp_deploy import ask_silo
 
 _SILO_SECONDS = 60.0
 

@@ -24,16 +24,16 @@ from silodp.accounting.guarantee import SERVER_FOLLOWS
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.accounting.views import View
 from silodp.aggregators import Aggregator
-from silodp.aggregators.evaluation import Evaluation
-from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
-from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import FederationSize, UldpAvg
 from silodp.planning.epsilon import answer_question as plan_epsilon
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.silo import make_ledger
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_deploy.lifetime import LifetimeLedger, compute_lifetime_cost
+from silodp_private.lattice import Lattice
 from support.oracles import logistic_task, small_federation
 from support.private import run
 from support.refusals import refused

@@ -19,9 +19,7 @@ from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.accounting.series_ledger import SeriesLedger
 from silodp.accounting.views import ADVERSARIES, View
 from silodp.aggregators import RunSpec
-from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.series import Series, find_series, name_series
-from silodp.attack.rehearsal import rehearse
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.mechanisms.noise import Randomness
@@ -36,6 +34,8 @@ from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
+from silodp_analytics.evaluation.series import Evaluation
+from silodp_audit.attack.rehearsal import rehearse
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 from silodp.accounting.events import Gaussian, Group, PoissonSampled, SelfComposed
-from silodp.attack.canaries import Directions, Placement, choose_directions, choose_placement, make_canaries
 from silodp.methods import UldpAvg
 from silodp.methods.base import Method
 from silodp.methods.ddp import Ddp
-from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
+from silodp_audit.attack.canaries import (
+    Directions,
+    Placement,
+    choose_directions,
+    choose_placement,
+    make_canaries,
+)
+from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 
 
 def test_directions_are_orthonormal_and_projected_onto_themselves() -> None:

@@ -2,7 +2,7 @@
 
 `compute_by_page` imports nothing of the program. Both compute the same entries from the same secrets, and are compared
 with `tests/vectors.json`, which says what earlier versions sent. After a change of the messages, which needs a new
-version on the wire (`silodp.deploy.PROTOCOL`): `python tests/unit/crypto/test_vectors.py > tests/vectors.json`.
+version on the wire (`silodp_deploy.PROTOCOL`): `python tests/unit/crypto/test_vectors.py > tests/vectors.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import json
 import secrets
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +23,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from silodp.deploy import PROTOCOL
+from silodp_deploy import PROTOCOL
+from support.places import VECTORS
 
-VECTORS = Path(__file__).resolve().parents[2] / "vectors.json"
 NAMES, RUN, CONSTANTS = ["north", "süd", "west"], "run-1", "ab" * 32
 ROUND, ATTEMPT, RELEASE = 3, 1, 0
 COUNTS = np.array([[0, 3, 1, 40, 2], [0, 4, 2, 40, 1], [5, 0, 2, 40, 0]])  # of five users in each silo
@@ -392,15 +391,16 @@ def write_message() -> bytes:
 
 def compute_by_program() -> dict[str, str]:
     """Return all entries as the program computes them."""
-    from silodp.aggregators import select
     from silodp.aggregators.base import common_digest
-    from silodp.crypto import keys, lookup, products
-    from silodp.crypto.homes import HomeParameters
-    from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
+    from silodp.crypto import keys
     from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks
-    from silodp.crypto.shares import SERVER_CHOOSES as CHOOSES
-    from silodp.crypto.shares import FirstSilo, ShareServer, SiloShares
     from silodp.wire.transport import SIGNED_BYTES, verify
+    from silodp_private import select
+    from silodp_private.crypto import lookup, products
+    from silodp_private.crypto.homes import HomeParameters
+    from silodp_private.crypto.oblivious_transfer import BaseTransfers, TransferSender
+    from silodp_private.crypto.shares import SERVER_CHOOSES as CHOOSES
+    from silodp_private.crypto.shares import FirstSilo, ShareServer, SiloShares
 
     wire = write_message()
     public = keys.Identity("server", secret("server")).public
@@ -513,7 +513,7 @@ def test_other_bytes_are_another_protocol() -> None:
     """Parties of two versions run together if both have the same number, whatever else changed."""
     digest = hashlib.sha256(VECTORS.read_bytes()).hexdigest()
     of_protocol = {1: "baba899eb09198f76f1e0c5a1a1bcb9f5eeda595d64e3713afb0c06595ddcda8"}
-    assert of_protocol[PROTOCOL] == digest, "messages have other bytes: raise silodp.deploy.PROTOCOL"
+    assert of_protocol[PROTOCOL] == digest, "messages have other bytes: raise silodp_deploy.PROTOCOL"
 
 
 if __name__ == "__main__":

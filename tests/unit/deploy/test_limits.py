@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
 from silodp.crypto.keys import Identity
-from silodp.deploy import silo as silo_module
-from silodp.deploy.acceptance import write_policy
-from silodp.deploy.consortium import Consortium
-from silodp.deploy.history import find_plan
-from silodp.deploy.lifetime import count_plan
-from silodp.deploy.limits import SiloLimits
-from silodp.deploy.policy import Policy, find_max_bytes
-from silodp.deploy.server import RemoteParties
-from silodp.deploy.setup import make_local
-from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from silodp.wire.transport import DeliveryFailure, Traffic, sign, verify
+from silodp_deploy import silo as silo_module
+from silodp_deploy.acceptance import write_policy
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.history import find_plan
+from silodp_deploy.lifetime import count_plan
+from silodp_deploy.limits import SiloLimits
+from silodp_deploy.policy import Policy, find_max_bytes
+from silodp_deploy.server import RemoteParties
+from silodp_deploy.setup import make_local
+from silodp_deploy.silo import SiloService, load_identity, open_silo
+from silodp_private.lattice import Lattice
 from support.commands import CONFIG
 from support.consortium import make_parties
 from support.refusals import refused

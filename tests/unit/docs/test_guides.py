@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import pytest
 
+from support.places import SOURCES
+
 ROOT = Path(__file__).parents[3]
 PAGES = [
     ROOT / "docs" / "quickstart.md",
@@ -88,7 +90,7 @@ def silodp(arguments: list[str]) -> tuple[int, str]:
 def python(arguments: list[str]) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
         timeout=240,

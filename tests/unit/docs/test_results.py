@@ -17,7 +17,7 @@ from results import JOBS, PRINTED, TABLES
 from results_job import Job, Table, stepped
 from results_piece import Piece
 from silodp.runtime.run_directory import RunDirectory
-from silodp.runtime.workers import Workers
+from silodp_integrations.workers import Workers
 
 TINY = Job(
     "tiny",

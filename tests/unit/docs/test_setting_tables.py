@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from silodp.aggregators.evaluation import Evaluation
 from silodp.config.schema import RunConfig
 from silodp.methods import METHODS
 from silodp.settings import read_hints
 from silodp.training.sgd import LocalTraining
+from silodp_analytics.evaluation.series import Evaluation
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 

@@ -32,11 +32,11 @@ from silodp.accounting.guarantee import Guarantee, format_epsilon
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import View
 from silodp.aggregators import Aggregator, Plain
-from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.methods import FederationSize, Method, UldpAvg
-from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.guarantees import derive_guarantees
+from silodp_experiments.uldp_baselines import Default, UldpGroup, UldpNaive
+from silodp_private.lattice import Lattice
 from support.specs import make_spec
 
 AVG = UldpAvg(5.0, 1.0)

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +21,10 @@ from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
-from silodp.methods.uldp_baselines import UldpNaive
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
+from silodp_experiments.uldp_baselines import UldpNaive
 from support.oracles import judges_std, logistic_task, small_federation, std_is
 from support.private import LATTICE, PAILLIER
 from support.refusals import refused
@@ -301,7 +300,7 @@ def test_a_configuration_names_a_server_optimizer_and_its_constants():
 
 def test_a_configuration_refers_to_plug_ins_of_a_file():
     """As `silodp run` does, with paths beside the configuration."""
-    plugins = Path(__file__).parents[2] / "plugins"
+    plugins = PLUGINS
     table = {
         "name": "adaptive_clipping.py:AdaptiveClipping",
         "noise_multiplier": 5.0,

@@ -16,14 +16,14 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods import Ddp, Method, UldpAvg, UldpSgd
 from silodp.methods.base import LocalContext, supports
-from silodp.methods.rpdp.method import Rpdp, RpdpDropout
-from silodp.methods.rpdp.renyi_filter import RpdpFilter
-from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import separate as engine
 from silodp.training.task import Task
+from silodp_budgets.rpdp.method import Rpdp, RpdpDropout
+from silodp_budgets.rpdp.renyi_filter import RpdpFilter
+from silodp_experiments.uldp_baselines import Default, UldpGroup, UldpNaive
 
 PERSONS, RECORDS = 6, 18
 

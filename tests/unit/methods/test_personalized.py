@@ -17,7 +17,6 @@ from scipy import stats
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.two_stage import ORDERS
 from silodp.accounting.views import View
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
@@ -26,11 +25,12 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import METHODS, FederationSize, LocalContext
 from silodp.methods import dp_sgd as steps
 from silodp.methods.dp_sgd import DpSgd
-from silodp.methods.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
-from silodp.methods.rpdp.renyi_filter import RpdpFilter
-from silodp.methods.uldp_baselines import UldpGroup
 from silodp.training.sgd.records import RecordGradients
 from silodp.training.task import Task
+from silodp_budgets.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
+from silodp_budgets.rpdp.renyi_filter import RpdpFilter
+from silodp_budgets.two_stage import ORDERS
+from silodp_experiments.uldp_baselines import UldpGroup
 from support.examples import few_or_many
 from support.oracles import judges_std, logistic_task, small_federation
 from support.refusals import refused

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
-from silodp.accounting.budget_curve import MAX_GROUPS
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, RevealedSample, Skellam
 from silodp.accounting.views import View
 from silodp.aggregators import Plain
-from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
-from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, UldpAvg, UldpSgd
-from silodp.methods.user_budgets import FullParticipationCost, UserBudgets
+from silodp_budgets.budget_curve import MAX_GROUPS
+from silodp_budgets.user_budgets import FullParticipationCost, UserBudgets
+from silodp_private.lattice import Lattice
+from silodp_private.paillier.aggregator import Paillier
 from support.examples import few_or_many
 from support.refusals import refused
 from support.specs import make_spec

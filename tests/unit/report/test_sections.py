@@ -12,9 +12,8 @@ from silodp.report.page import write_report
 from silodp.report.run_record import read_run
 from support.attacked import make_attack, write_attack
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.places import PLUGINS
 from support.refusals import refused
-
-PLUGINS = Path(__file__).parents[2] / "plugins"
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from silodp.data.public import UNLABELED
-from silodp.data.sequences import pack_sequences
 from silodp.training import LocalTraining, Task, cross_entropy, record_gradients
-from silodp.training.counts import CountTable
 from silodp.training.metrics import accuracy, perplexity
 from silodp.training.models import causal_lm
+from silodp_analytics.counts import CountTable
 from silodp_experiments.benchmarks import docstrings
+from silodp_experiments.sequences import pack_sequences
 from support.reference import assert_equal_updates, looped, updates
 from support.refusals import refused
 

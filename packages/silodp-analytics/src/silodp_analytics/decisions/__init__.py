@@ -1,0 +1,1 @@
+"""What follows from predicted probabilities: thresholds, net benefit, calibration."""

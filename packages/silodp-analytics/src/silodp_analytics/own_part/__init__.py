@@ -1,0 +1,1 @@
+"""A part of the model that stays in the silo."""

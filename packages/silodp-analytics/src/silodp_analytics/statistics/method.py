@@ -1,0 +1,243 @@
+"""Statistics of the silos' tables, written as a method: one round whose sum is a table of counts, and no model.
+
+Silos add up a row of counts per person, as `uldp-avg` adds up updates, so that noise, weights, masks, gates, charges
+and deployments are those of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from silodp._lazy import torch
+from silodp.accounting.views import Unit
+from silodp.data.inputs import list_arrays
+from silodp.data.public import PublicData
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, clip_rows
+from silodp.methods.base import LocalContext
+from silodp.methods.roles import FederationSize, PersonalBudgets
+from silodp.methods.server_optimizer import ServerOptimizer, State
+from silodp.methods.uldp import UldpAvg, VerifiedIds
+from silodp.settings import MAX_CELLS, Count, NoiseMultiplier, Range
+from silodp.training.sgd import LocalTraining
+from silodp_analytics._count_rows import give_room, iterate_count_rows
+from silodp_analytics.counted import (
+    Block,
+    CategoryCells,
+    ClassCells,
+    Moments,
+    NumericBins,
+    PersonCell,
+    SurvivalCells,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COUNTED = {
+    "persons": "persons, each about once",
+    "persons_by_silo": "persons, each about once in every silo",
+    "records": "records, at most about {records} of a person (the average over their silos)",
+    "records_by_silo": "records, at most about {records} of a person in a silo",
+}
+"""What a count adds up, and how a reader is told so. A person with records of several kinds counts in part for each."""
+
+
+@dataclass(frozen=True)
+class KeepModel(ServerOptimizer):
+    """Leaves the model as it is."""
+
+    def step(
+        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the same parameters."""
+        return params, {}
+
+
+@dataclass(frozen=True, repr=False)
+class Statistics(UldpAvg):
+    """Σ_s Σ_u w[s,u]·clip_C(counts of u's records in s) + noise σC: weights, bounds and events are those of `uldp-avg`.
+
+    A person's row has the blocks of a public table, each multiplied by its weight a_b. Let R = records·√Σ_b a_b²·r_b²,
+    where r_b is the longest that one record's part of block b can be (`Block.reach`). The part of all records of the
+    person in the silo is clipped to R; the cell of persons, which has a_p whoever has many records, comes on top:
+    C² = R² + a_p². So neither the person's cell nor a person with up to `records` records in a silo is ever clipped.
+
+    With uniform weights a record counts S·(1/S) = 1 time, and a person once in each of their silos. Where weights are
+    "present", a person counts as 1 in all: by the average over the silos in which they have records. Then the cell of
+    persons is the number of different persons over all silos.
+
+    Attributes:
+        noise_multiplier: The multiplier σ of the sum, in units of C.
+        weighting: How a person's weight of 1 is divided among silos; see `UldpAvg`.
+        histograms: Histograms of numeric columns.
+        means: Sums behind means and standard deviations of numeric columns.
+        categories: Counts of categories of columns.
+        classes: Counts of the classes of the label, at most one block.
+        survival: Counts of survival times, at most one block.
+        persons: The weight a_p of the cell of persons; 0 counts none.
+        records: The number of records of a person in a silo that always count in full.
+    """
+
+    noise_multiplier: NoiseMultiplier
+    histograms: tuple[NumericBins, ...] = ()
+    means: tuple[Moments, ...] = ()
+    categories: tuple[CategoryCells, ...] = ()
+    classes: tuple[ClassCells, ...] = ()
+    survival: tuple[SurvivalCells, ...] = ()
+    persons: Annotated[float, Range(least=0)] = 1.0
+    records: Count = 1
+
+    name: str = field(default="statistics", init=False)
+    # These have no meaning without training, or follow from the blocks.
+    clip: float = field(default=1.0, init=False)
+    local: LocalTraining = field(
+        default_factory=lambda: LocalTraining(learning_rate=1.0), init=False, repr=False, compare=False
+    )
+    user_sampling: float = field(default=1.0, init=False, repr=False, compare=False)
+    server_learning_rate: float = field(default=1.0, init=False, repr=False, compare=False)
+    server_momentum: float = field(default=0.0, init=False, repr=False, compare=False)
+    personal: PersonalBudgets | None = field(default=None, init=False, repr=False, compare=False)
+    step: float | None = field(default=None, init=False, repr=False, compare=False)
+    random_allocation: int | None = field(default=None, init=False, repr=False, compare=False)
+    verified: VerifiedIds | None = field(default=None, init=False, repr=False, compare=False)
+    server_optimizer: ServerOptimizer | None = field(
+        default=None, init=False, repr=False, compare=False, kw_only=True
+    )
+
+    releases_model: ClassVar[bool] = False
+    budgets_of: ClassVar[Unit | None] = None
+    can_separate: ClassVar[bool] = True  # sums of a person's own entries, in double precision
+    can_split: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.blocks:
+            raise _refuse("there is nothing to count: name a statistic, or count persons")
+        if self.sum_size(0) > MAX_CELLS:
+            raise _refuse(
+                f"the table has {self.sum_size(0):,} cells, more than {MAX_CELLS:,}: take fewer bins or columns"
+            )
+        object.__setattr__(self, "clip", math.hypot(self._record_clip, self.persons))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, in the order of their cells; that of persons is the last."""
+        return (*self._of_records, *((PersonCell(weight=self.persons),) if self.persons else ()))
+
+    @property
+    def _of_records(self) -> tuple[Block, ...]:
+        return (*self.histograms, *self.means, *self.categories, *self.classes, *self.survival)
+
+    @property
+    def _record_clip(self) -> float:
+        """R, the clip of the part of a person's row that their records make."""
+        return self.records * math.hypot(*(block.weight * block.reach for block in self._of_records))
+
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
+        """Refuse several rounds, and blocks of other columns than the records have."""
+        if rounds != 1:
+            raise SilodpError(
+                f"rounds = {rounds}: statistics are one sum; set rounds = 1.",
+                code="statistics.rounds",
+                field="rounds",
+            )
+        for block in self.blocks:
+            block.check(data)
+
+    def sum_size(self, size: int) -> int:
+        """Return the number of cells, whatever the size of the model."""
+        return sum(block.size for block in self.blocks)
+
+    def make_server_optimizer(self) -> ServerOptimizer:
+        """Return what leaves the model as it is."""
+        return KeepModel()
+
+    def count_classes(self, classes: int) -> tuple[Statistics, float]:
+        """Return the statistics that count so many classes alone, and `records`."""
+        block = ClassCells("class", classes=tuple(f"class-{place}" for place in range(classes)))
+        none: dict[str, tuple[()]] = dict.fromkeys(("histograms", "means", "categories", "survival"), ())
+        return replace(self, **none, classes=(block,), persons=0.0), self.records  # type: ignore[arg-type]
+
+    def bounds(self, population: FederationSize) -> Bounds:
+        """Return the bounds of `uldp-avg`."""
+        return give_room(super().bounds(population), population)
+
+    def local_update(self, context: LocalContext) -> ClippedRowStream:
+        """Return one row of clipped counts for every person with records here."""
+        size = self.sum_size(context.task.size)
+        return ClippedRowStream(self._rows(context), size, self.bounds(context.population), weighted=True)
+
+    def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
+        arrays = {name: array.cpu().numpy() for name, array in list_arrays(context.x).items()}
+        records, first = (arrays, context.y.cpu().numpy()), 0
+        cells, values = [], []
+        for block in self._of_records:
+            found, added = block.find_entries(records)
+            cells.append(torch.from_numpy(found + first))
+            values.append(torch.from_numpy(added * block.weight))
+            first += block.size
+        persons, unit = torch.unique(context.user.cpu(), return_inverse=True)
+        entries = torch.empty(len(unit), 0)
+        all_cells, all_values = (
+            torch.cat([entries.long(), *cells], 1),
+            torch.cat([entries.double(), *values], 1),
+        )
+        for units, rows in iterate_count_rows(unit, all_cells, self.sum_size(0), all_values):
+            owners = persons[units]
+            if self._of_records:
+                rows = rows * clip_rows(owners, rows, self._record_clip).factors[:, None]
+            if self.persons:
+                rows[:, -1] = self.persons
+            # Longer than C by rounding alone; and what adds up rows trusts no other clip.
+            yield clip_rows(owners, rows, self.clip)
+
+    # --- What the noisy sum says ---
+
+    def spread(self, population: FederationSize) -> int:
+        """Return by what sums are multiplied: S where every silo has weighted its counts by 1/S, else 1."""
+        return population.silos if self.weighting == "uniform" else 1
+
+    def count_std(self, block: Block, population: FederationSize) -> float:
+        """Return the standard deviation of the noise in a count of a block, if all silos answer.
+
+        With fewer silos, of which `min_survivors` must answer, it is smaller.
+
+        Args:
+            block: One of `blocks`.
+            population: The public size of the federation.
+        """
+        share = self.share_multiplier(population.min_survivors) * self.clip
+        return share * math.sqrt(population.silos) * self.spread(population) / block.weight
+
+    @property
+    def counted(self) -> str:
+        """What a count adds up, a key of `COUNTED`."""
+        is_by_silo = self.weighting == "uniform"
+        if self.records > 1:  # everyone's first records count one by one
+            return "records_by_silo" if is_by_silo else "records"
+        return "persons_by_silo" if is_by_silo else "persons"
+
+    def describe_sum(self, total: Tensor, population: FederationSize) -> dict[str, Any]:
+        """Return the noisy counts of all blocks, each with what its cells mean and the deviation of its noise."""
+        tables, first, spread = [], 0, self.spread(population)
+        for block in self.blocks:
+            counts = total[first : first + block.size].double() * (spread / block.weight)
+            first += block.size
+            tables.append(
+                {
+                    "kind": block.kind,
+                    **block.describe(),
+                    "counts": counts.tolist(),
+                    "noise_std": self.count_std(block, population),
+                }
+            )
+        facts = {"counted": self.counted, "silos": population.silos, "records_in_full": self.records}
+        return {"statistics": {**facts, "tables": tables}}
+
+
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(f"statistics: {problem}.", code="statistics.cells", field="statistics")

@@ -1,0 +1,1 @@
+"""Attacks on what a run promises, settings of other frameworks checked, and signed reports."""

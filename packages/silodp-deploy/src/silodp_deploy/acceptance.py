@@ -1,0 +1,257 @@
+"""What an operator accepts: the agreement as it is shown to them, and the policy that is written when they accept."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import asdict, fields, is_dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.views import Adversary
+from silodp.data.tables.schema import Schema
+from silodp.errors import SilodpError
+from silodp.methods.base import supports
+from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from silodp.runtime.run_directory import hold_lock
+from silodp.wire.files import PRIVATE_FILE, write_durably
+from silodp_deploy import LOCK, POLICY
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.history import list_charged
+from silodp_deploy.lifetime import compute_lifetime_cost, read_ledgers
+from silodp_deploy.policy import Policy
+from silodp_deploy.public_files import format_digest
+from silodp_deploy.silo import check_participation, find_name
+
+
+def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[str, Any]:
+    """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties.
+
+    Args:
+        consortium: The sealed public folder.
+        silo: Name of the silo, whose table's names are given as "table", and by whose column persons are told apart;
+            None at the server.
+    """
+    spec, roster = consortium.stated_spec, consortium.sealed
+    derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
+    stated = [one.assumptions for one in derived.values()]
+    # Where rounds may go on without some silos, nobody knows yet who will be away: ε for any dropouts is shown.
+    all_answer = spec.min_silos == len(spec.names)
+    schema = consortium.resolved.table_schema
+    persons = consortium.identify_persons(silo)
+    profile = None if schema is None else schema.read_identity()
+    # A method with one bounded row per silo computes no person; sums of counts do.
+    computes_persons = supports(type(spec.method), "can_separate") or spec.charged
+    return {
+        "name": consortium.resolved.config.name,
+        "method": spec.method.name,
+        "settings": describe_settings(spec.method),
+        # All that the report will ask to be signed: here the operator agrees.
+        "assumptions": [asdict(one) for one in dict.fromkeys(chain.from_iterable(stated))],
+        "unit": spec.method.unit,
+        "aggregator": spec.aggregator.name,
+        "aggregation": describe_settings(spec.aggregator),
+        "rounds": spec.rounds,
+        "delta": spec.delta,
+        "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
+        # With fewer answers it would be larger.
+        "sample_known": derived["server"].sample_known if all_answer else None,
+        "budget": None if spec.budget is None else asdict(spec.budget),
+        "separate": spec.separate if computes_persons else None,
+        "series": {
+            one.name: {
+                "kind": one.kind,
+                "times": one.count(spec.rounds),
+                "consent": one.describe_consent(spec),
+            }
+            for one in spec.series
+            if one.asks_silos
+        },
+        "columns": list(spec.data.features),
+        "labels": consortium.list_columns("")["labels"],
+        "silo": silo,
+        "table": None if silo is None else consortium.list_columns(silo),
+        "references": {
+            field: reference.removeprefix(f"{consortium.folder.resolve()}/")
+            for field, reference in consortium.references.items()
+        },
+        "files": {name: asdict(file) for name, file in consortium.other_files.items()},
+        "mappings": {} if schema is None else {name: asdict(one) for name, one in schema.silos.items()},
+        "roles": {} if schema is None else _describe_roles(schema),
+        "users": spec.data.users,
+        "persons": {
+            **asdict(persons),
+            "digest": persons.digest,
+            "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
+        },
+        "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
+        # The first 64 bits of a key: enough for people to compare, as the digest covers the whole keys.
+        "server": {"address": roster.address, "key": format_digest(roster.server.hex(), 16)},
+        "silos": {name: format_digest(key.hex(), 16) for name, key in roster.silos.items()},
+        "visibility": [asdict(one) for one in spec.aggregator.visibility],
+        "secret": spec.is_secret,
+        "for_tests": roster.for_tests,
+        "digest": consortium.digest,
+        "code": consortium.code,
+    }
+
+
+def _describe_roles(schema: Schema) -> dict[str, str]:
+    """Return what a run takes from each column that is no feature, by its name in the configuration, as a phrase."""
+    roles = {
+        "who a person is": (schema.user,),
+        "what is predicted": (*schema.label_columns, schema.event, schema.time),
+        "which records are held out": (schema.split,),
+        "how much ε a record may be charged": (schema.budget,),
+    }
+    return {column: told for told, columns in roles.items() for column in columns if column is not None}
+
+
+def describe_settings(part: Any) -> dict[str, str]:
+    """Return the settings of a method, an aggregator or a part of one, by name, as text.
+
+    Settings that are None are left out, and those that an agreement states elsewhere (name, unit, needs_counts).
+    """
+    found = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if value is None or not field.compare or field.name in ("name", "unit", "needs_counts"):
+            continue
+        if is_dataclass(value):
+            text = ", ".join(f"{name} {inner}" for name, inner in describe_settings(value).items())
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+        found[field.name.replace("_", " ")] = text
+    return found
+
+
+def write_policy(
+    folder: Path,
+    consortium: Consortium,
+    data: str,
+    lifetime_epsilon: float | None = None,
+    *,
+    index: str = "",
+    allow_counts: bool = False,
+    allow_seed: bool = False,
+    replace: bool = False,
+) -> Policy:
+    """Write the policy of a silo, or add the digest to the one that is there.
+
+    Args:
+        folder: Folder of the silo.
+        consortium: The public folder, whose digest the operator has compared.
+        data: Path of the file with the silo's records.
+        lifetime_epsilon: For a new policy, the largest ε against each adversary that all runs together may spend, at
+            the run's δ; None: as much as this run needs.
+        index: Path of the file by which a trust center numbers the silo's persons, where the run needs one.
+        allow_counts: Whether the run may ask for the number of records of each person in clear.
+        allow_seed: For tests: whether the run may have a seed.
+        replace: Whether a policy that is there is written anew, for this run alone. Only before the first charge:
+            from then on its limits are what persons were promised.
+
+    Returns:
+        The policy that was written.
+
+    Raises:
+        SilodpError: The roster does not list the silo's key, the policy does not allow the run, a person is somebody
+            else in it than in earlier runs of the folder (code policy.persons), or with `replace` something was charged
+            (code policy.charged), or a process serves the folder (code run.in_use).
+    """
+    name = find_name(folder, consortium)
+    path = folder / POLICY
+    if replace:
+        _refuse_charged(folder)
+    if path.exists() and not replace:
+        if lifetime_epsilon is not None:
+            raise SilodpError(
+                f"{path} has limits already, which hold for all runs together: change lifetime_epsilon there, and "
+                "leave the option out.",
+                code="argument.conflict",
+                field="lifetime_epsilon",
+            )
+        policy = Policy.load(path)
+        # The earlier digests stay: a run that was begun under one of them can go on.
+        digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
+        changes = {"accepted": digests, "data": data, "index": index}
+        policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
+    else:
+        spec, read = consortium.stated_spec, consortium.list_columns(name)
+        listed = compute_lifetime_cost(spec, name, spec.delta)
+        needed = compute_lifetime_cost(spec, name, spec.delta, certificates=DEFAULT_CERTIFICATES)
+        # A filter is fixed before the first release. Where ciphertexts leave it no room, the limit that holds for runs
+        # fixed beforehand is better than none.
+        has_filter = needed.keys() == listed.keys() and not _has_charges(folder)
+        disclosure = spec.aggregator.disclosure(spec) if has_filter else {}
+
+        def choose_limit(adversary: Adversary, epsilon: float) -> float:
+            if lifetime_epsilon is None:
+                return _round_up(epsilon)
+            # The larger the limit, the less room for what ciphertexts disclose (docs/privacy.md, section 12).
+            room = Filter(spec.delta).largest_limit(disclosure.get(adversary, 0.0))
+            return min(lifetime_epsilon, max(_round_up(epsilon), round(room - 1e-4, 4)))
+
+        policy = Policy(
+            accepted=[consortium.digest],
+            data=data,
+            index=index,
+            delta=spec.delta,
+            lifetime_epsilon={
+                adversary: choose_limit(adversary, e)
+                for adversary, e in (needed if has_filter else listed).items()
+            },
+            certificates=list(DEFAULT_CERTIFICATES) if has_filter else [],
+            methods=[spec.method.name],
+            aggregators=[spec.aggregator.name],
+            evaluation=spec.kinds,
+            columns=read["columns"],
+            labels=read["labels"],
+            budget=read["budget"],
+            allow_counts=allow_counts,
+            require_separate=spec.separate,
+            min_silos=spec.min_silos,
+            allow_seed=allow_seed,
+        )
+    # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
+    try:
+        check_participation(folder, consortium, policy)
+    except SilodpError as error:
+        if error.code != "policy.not_allowed" or not path.exists() or _has_charges(folder):
+            raise
+        raise SilodpError(
+            f"{str(error).removesuffix('.')}; nothing was charged in {folder} yet, so accept with --replace to write "
+            "the policy anew for this run.",
+            code=error.code,
+            field=error.field,
+        ) from None
+    # The silo's process has read the policy: it would go on by the one that is replaced.
+    with hold_lock(folder / LOCK, folder) if replace else nullcontext():
+        if replace:
+            _refuse_charged(folder)
+        write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
+    return policy
+
+
+def _refuse_charged(folder: Path) -> None:
+    if _has_charges(folder):
+        raise SilodpError(
+            f"a run was charged in {folder}, so the limits in its {POLICY} are what persons were promised, and stay: "
+            "leave --replace out, and change in the file what you answer for.",
+            code="policy.charged",
+            field="replace",
+        )
+
+
+def _has_charges(folder: Path) -> bool:
+    """Return whether a silo was charged in any run; raise where its ledgers are not all there."""
+    return bool(list_charged(read_ledgers(folder)))
+
+
+def _round_up(epsilon: float) -> float:
+    """Return ε with four digits after the point, not below the value."""
+    # The summand leaves room for last digits, which may differ when the same charges are added up in a run.
+    return math.ceil(epsilon * 10_000 + 1e-6) / 10_000

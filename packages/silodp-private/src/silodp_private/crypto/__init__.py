@@ -1,0 +1,1 @@
+"""Protocols between two or more parties."""

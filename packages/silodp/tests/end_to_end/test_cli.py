@@ -1,0 +1,310 @@
+"""The command line: one JSON object or one sentence, and nothing left behind by a mistake."""
+
+from __future__ import annotations
+
+import html
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from silodp.cli import main
+from silodp.methods import UldpAvg
+from silodp.runtime.guarantees import delta_warning
+from silodp.runtime.train import train
+from support.commands import Silodp, assert_sentence
+from support.oracles import logistic_task, small_federation
+from support.places import SOURCES
+
+ROOT = Path(__file__).parents[4]
+
+# --- epsilon ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--user-sampling 0.1", 0.758),
+        ("--user-sampling 0.1 --accountant rdp", 0.835),
+        ("--user-sampling 0.1 --knows-sample", 2.982),
+        ("--user-sampling 0.1 --knows-sample --accountant rdp", 3.340),
+        ("", 9.997),
+        ("--accountant rdp", 10.726),
+        ("--weighting records", 9.997),
+        ("--user-sampling 0.1 --adversary server", 0.758),  # the silos draw the sample
+        ("--user-sampling 0.1 --adversary server --knows-sample", 2.982),
+    ],
+)
+def test_epsilon_of_uldp_avg_by_the_table_of_the_specification(
+    silodp: Silodp, arguments: str, expected: float
+) -> None:
+    for method in ("uldp-avg", "uldp-sgd"):
+        asked = f"epsilon --method {method} --noise-multiplier 5 --rounds 100 --json {arguments}"
+        found = silodp(*asked.split())
+        assert found.status == 0
+        assert found.json["epsilon"] == pytest.approx(expected, abs=1e-3)
+        assert found.json["private"] is True
+        assert (found.json["method"], found.json["rounds"], found.json["delta"]) == (method, 100, 1e-5)
+
+
+def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
+    group = "epsilon --method uldp-group --noise-multiplier 5 --group-size 8 --record-sampling 0.01 --json"
+    for rounds, steps in ((1000, 100), (100, 1000)):
+        for silos, expected in (
+            (4, 13.586),
+            (1, 34.2),
+        ):  # two records in each of four silos, or all eight in one
+            found = silodp(*group.split(), "--rounds", rounds, "--steps", steps, "--silos", silos)
+            assert found.json["epsilon"] == pytest.approx(expected, abs=0.1)
+    long = (*group.split(), "--rounds", 1000, "--steps", 100)
+    loose = silodp(*long, "--accountant", "rdp", "--silos", 1)
+    assert loose.json["epsilon"] == pytest.approx(98.8, abs=0.1)
+    # The three silos that a curious one does not know.
+    silo = silodp(*long, "--adversary", "silo", "--silos", 4)
+    assert silo.json["epsilon"] == pytest.approx(11.341, abs=1e-3)
+    assert_sentence(silodp(*long), code="argument.missing")
+
+
+def test_epsilon_takes_every_field_of_a_method_also_of_a_plug_in(silodp: Silodp) -> None:
+    plugin = f"{ROOT / 'tests' / 'plugins' / 'adaptive_clipping.py'}:AdaptiveClipping"
+    rounds = ("--rounds", 100, "--silos", 3, "--json")
+    options = ("--noise-multiplier", 5, "--user-sampling", 0.1, *rounds)
+    expected = silodp("epsilon", "--method", "uldp-avg", *options).json
+    fields = ("--set", "noise_multiplier=5", "--set", "user_sampling=0.1")
+    assert silodp("epsilon", "--method", "uldp-avg", *fields, *rounds).json == expected
+    found = silodp("epsilon", "--method", plugin, "--set", "quantile=0.3", *options)
+    assert found.json["epsilon"] == expected["epsilon"]
+    wrong = silodp("epsilon", "--method", plugin, "--set", "quantil=0.3", *options)
+    assert_sentence(wrong, code="config.unknown_field")
+
+
+def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> None:
+    avg = "epsilon --method uldp-avg --noise-multiplier 5 --rounds 100 --adversary silo --json"
+    alone = silodp(*avg.split(), "--silos", 5).json["epsilon"]
+    three = silodp(*avg.split(), "--silos", 5, "--colluding", 3).json["epsilon"]
+    same = silodp(*avg.replace("silo ", "released ").split()).json["epsilon"]
+    assert three < alone < same  # uniform weights: the others hold less of a person, too
+    assert silodp(*avg.split(), "--silos", 5, "--colluding", 5).json["private"] is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--method default",
+        "--method uldp-avg --noise-multiplier 0",
+        "--method uldp-naive --noise-multiplier 0",
+        "--method uldp-avg --noise-multiplier 5 --weighting records --adversary server",
+    ],
+)
+def test_no_privacy_is_said_so(silodp: Silodp, arguments: str) -> None:
+    found = silodp("epsilon", "--rounds", 10, *arguments.split(), "--json").json
+    assert (found["epsilon"], found["private"]) == (None, False)
+    assert found["reason"]
+
+
+def test_the_program_itself_starts_quickly_and_says_what_it_can() -> None:
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    command = "import sys, silodp.cli.main as c\ntry: c.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("run", "demo", "plan", "epsilon", "compare", "report", "data"):
+        assert f"  {name} " in done.stdout
+
+
+# --- plan ---------------------------------------------------------------------------------------------------
+
+
+def test_plan_needs_no_data_and_finds_what_meets_a_target(silodp: Silodp, config: Path) -> None:
+    absent = ("--set", "data={source='heart_disease', root='/nowhere'}", "--set", "rounds=100")
+    found = silodp("plan", config, *absent, "--set", "budget.epsilon=3", "--target-epsilon", 2, "--json").json
+    assert found["silos"] == 4
+    assert found["adversaries"]["released"]["epsilon"] == pytest.approx(9.997, abs=1e-3)
+    assert found["budget"]["fits"] is False
+
+    def spent(*arguments: object) -> float:
+        asked = {
+            "--noise-multiplier": 5,
+            "--rounds": 100,
+            **dict(zip(arguments[::2], arguments[1::2], strict=True)),
+        }
+        flat = [part for pair in asked.items() for part in pair]
+        return float(silodp("epsilon", "--method", "uldp-avg", *flat, "--json").json["epsilon"])
+
+    target = found["target"]
+    assert 1.99 < spent("--noise-multiplier", target["noise_multiplier"]) <= 2
+    assert 1.99 < spent("--user-sampling", target["user_sampling"]) <= 2
+    assert spent("--rounds", target["rounds"]) <= 2 < spent("--rounds", target["rounds"] + 1)
+    assert (
+        spent("--rounds", found["budget"]["rounds"]) <= 3 < spent("--rounds", found["budget"]["rounds"] + 1)
+    )
+    assert "noise_multiplier" in silodp("plan", config, "--target-epsilon", 2).out
+
+
+def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
+    assert_sentence(silodp("plan", config, "--target-epsilon", 0), code="argument.value")
+    disclosed = ("--set", "method.weighting=records", "--set", "budget={epsilon=1, adversary='server'}")
+    assert silodp("plan", config, *disclosed, "--json").json["budget"]["rounds"] == 0
+
+
+# --- run ----------------------------------------------------------------------------------------------------
+
+
+def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silodp, config: Path) -> None:
+    first = silodp("run", config, "--out", "a", "--json")
+    assert first.status == 0, first.err
+    assert "round 2/2" in first.err
+    assert first.json["rounds"] == 2
+    assert first.json["private"] is True
+    assert first.json["releasable"] is False  # the seed
+    left = {path.name for path in Path("a").iterdir()}
+    expected = {
+        "config.toml",
+        "metrics.jsonl",
+        "guarantee.json",
+        "model.safetensors",
+        "model.json",
+        "MODEL_CARD.md",
+        "report.html",
+    }
+    assert left == expected | {"run_spec.json", "plots", "checkpoint"}
+
+    assert_sentence(silodp("run", config, "--out", "a"), "not empty")
+    more = ("--set", "rounds=4")
+    resumed = silodp("run", config, *more, "--out", "a", "--resume", "--json")
+    straight = silodp("run", "a/config.toml", *more, "--out", "b", "--json")
+    assert resumed.json["epsilon"] == straight.json["epsilon"] > first.json["epsilon"]
+    models = [load_file(Path(place) / "model.safetensors") for place in ("a", "b")]
+    assert all((models[0][name] == models[1][name]).all() for name in models[1])
+
+    assert_sentence(
+        silodp("run", config, "--set", "method.clip=1", "--out", "a", "--resume"), code="checkpoint.setup"
+    )
+    Path("a/report.html").unlink()
+    assert silodp("report", "a").status == 0
+    assert Path("a/report.html").is_file()
+
+
+def test_a_budget_stops_a_run(silodp: Silodp, config: Path) -> None:
+    found = silodp(
+        "run", config, "--set", "rounds=9", "--set", "budget.epsilon=1.1", "--out", "a", "--json"
+    ).json
+    assert found["stopped"] == "budget"
+    assert 0 < found["rounds"] < 9
+    assert found["epsilon"] <= 1.1
+
+
+def test_a_model_that_prints_does_not_spoil_the_json(silodp: Silodp, config: Path) -> None:
+    Path("loud.py").write_text(
+        "from torch import nn\ndef build(features):\n    print('hello')\n    return nn.Linear(features, 1)\n"
+    )
+    found = silodp(
+        "run", config, "--set", "task.model=loud.py:build", "--set", "rounds=1", "--out", "a", "--json"
+    )
+    assert found.json["rounds"] == 1
+    assert "hello" in found.err
+
+
+NAN = """
+import torch
+class Broken(torch.nn.Linear):
+    def __init__(self, features):
+        super().__init__(features, 1)
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "code"),
+    [
+        ("rouns=1", "config.unknown_field"),
+        ("method.clip=0", "argument.value"),
+        ("task.model=nan.py:Broken", "model.not_finite"),
+        ("data={source='heart_disease', root='/nowhere'}", "data.no_dataset"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override: str, code: str) -> None:
+    Path("nan.py").write_text(NAN)
+    before = {path.name for path in Path().iterdir()}
+    assert_sentence(silodp("run", config, "--set", override, "--out", "out", "--json"), code=code)
+    assert {path.name for path in Path().iterdir()} - {"__pycache__"} == before
+
+
+@pytest.mark.parametrize(("delta", "is_large"), [("0.1", True), ("0.049", False)])
+def test_a_run_remarks_once_on_a_delta_that_promises_nothing(
+    silodp: Silodp, config: Path, delta: str, is_large: bool
+) -> None:
+    (remark,) = (one.text for one in delta_warning(0.1, 20))
+    planned = silodp("plan", config, "--set", f"delta={delta}", "--users", 20)
+    done = silodp("run", config, "--set", f"delta={delta}", "--out", "out", "--json")
+    assert [remark in planned.out, remark in done.json["warnings"]] == [is_large, is_large]
+    assert done.err.count(remark) == is_large
+    assert (remark in html.unescape(Path("out/report.html").read_text())) is is_large
+    bare = "method={name='default', local={learning_rate=0.01}}"
+    silent = silodp("run", config, "--set", bare, "--set", f"delta={delta}", "--out", "bare", "--json")
+    assert remark not in silent.json["warnings"]  # there is no ε
+
+
+def test_a_plan_refuses_another_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
+    other = ("--set", "budget={epsilon=9.0, delta=1e-6}", "--set", "delta=1e-5")
+    planned = silodp("plan", config, *other)
+    assert_sentence(planned, "budget.delta = 1e-06 differs from delta = 1e-05")
+    assert silodp("run", config, *other, "--out", "out").err == planned.err
+    assert silodp("plan", config, *other, "--set", "delta=1e-6").status == 0
+
+
+def test_the_delta_of_a_budget_is_that_of_the_run(silodp: Silodp, config: Path) -> None:
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("delta")))
+    planned = silodp("plan", config, "--set", "budget={epsilon=9.0, delta=1e-6}", "--json").json
+    assert planned["delta"] == 1e-6
+    assert_sentence(silodp("plan", config, "--set", "budget={epsilon=9.0, delta=2.0}"), "delta = 2.0")
+    budget = {"epsilon": 9.0, "delta": 1e-6}
+    result = train(small_federation(), logistic_task(), UldpAvg(5.0, 0.5), rounds=1, budget=budget)
+    assert result.guarantees["released"].delta == 1e-6
+
+
+# --- demo, compare, data ------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_demo_learns_and_replaces_only_its_own_runs(silodp: Silodp, config: Path) -> None:
+    found = silodp("demo", "--out", "d", "--json").json
+    assert found["metrics"]["roc_auc"] > 0.75
+    assert found["epsilon"] < 5
+    assert found["releasable"] is True
+    assert all(guarantee["private"] for guarantee in found["guarantees"].values())
+    assert main._is_run_of(main.load_demo().config, Path("d"))
+    Path("d/thesis.docx").touch()
+    assert_sentence(silodp("demo", "--out", "d"), "not empty")
+    assert Path("d/thesis.docx").exists()
+
+
+def test_compare_runs_every_specification(silodp: Silodp, config: Path) -> None:
+    methods = "uldp-avg,uldp-avg:weighting=records"
+    few = ("--set", "rounds=1", "--seeds", 1, "--out", "c")
+    found = silodp("compare", config, "--methods", methods, *few, "--json")
+    assert found.status == 0, found.err
+    assert {method["label"] for method in found.json["methods"]} >= set(methods.split(","))
+    assert_sentence(
+        silodp("compare", config, "--methods", "uldp-group:k=8", *few), "record_sampling is missing"
+    )
+    assert_sentence(silodp("compare", config, "--methods", "uldp-avg", "--seeds", 0), "seeds = 0")
+
+
+def test_data_lists_and_checks(silodp: Silodp, config: Path) -> None:
+    listed = silodp("data", "list", "--json").json["datasets"]
+    assert {"name": "embedded", "present": True}.items() <= next(
+        d for d in listed if d["name"] == "embedded"
+    ).items()
+    checked = silodp("data", "check", "embedded", "--json")
+    assert (checked.status, checked.json["ok"], checked.json["rows"]) == (0, True, 569)
+    Path("root").mkdir()
+    assert silodp("data", "check", "heart_disease", "--root", "root").status == 1
+    assert_sentence(silodp("data", "fetch", "creditcard", "--root", "root"), "kaggle")
+    assert_sentence(silodp("data", "check", "mnist2"), "mnist2")
