@@ -46,12 +46,12 @@ def measure() -> dict[str, dict[str, int]]:
     """Return all sizes, by the table and the name that they have in budgets.toml."""
     from silodp.errors import CODES
 
-    source = ROOT / "src"
-    packages = sorted(path.parent for path in source.glob("*/__init__.py"))
+    packages = sorted(path.parent for path in ROOT.glob("packages/*/src/*/__init__.py"))
     tokens = {package.name: count_tokens(package) for package in packages}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tests = [ROOT / "tests", *ROOT.glob("packages/*/tests")]
+    project = tomllib.loads((ROOT / "packages/silodp/pyproject.toml").read_text())["project"]
     return {
-        "tokens": {**tokens, "all": sum(tokens.values()), "tests": count_tokens(ROOT / "tests")},
+        "tokens": {**tokens, "all": sum(tokens.values()), "tests": sum(map(count_tokens, tests))},
         "words": {
             "docs": count_words(list((ROOT / "docs").rglob("*.md"))),
             "readme": count_words([ROOT / "README.md"]),
@@ -59,8 +59,8 @@ def measure() -> dict[str, dict[str, int]]:
         "numbers": {
             "dependencies": len(project["dependencies"]),
             "error_codes": len(CODES),
-            "exports": int(run_python(source, EXPORTED)[0]),
-            "modules_of_epsilon": int(run_python(source, IMPORTED, *EPSILON)[0]),
+            "exports": int(run_python(EXPORTED)[0]),
+            "modules_of_epsilon": int(run_python(IMPORTED, *EPSILON)[0]),
             "options": count_options(),
         },
     }

@@ -1,6 +1,6 @@
 """How large and how documented the code is, and how much of it a command needs.
 
-python benchmarks/house.py [SRC]: prints a table; SRC is a folder that holds a package `silodp` (by default src/).
+python benchmarks/house.py: prints a table.
 The first lines of the table are counted in the text of the modules; the last ones start Python. No number is a limit.
 """
 
@@ -173,39 +173,39 @@ def measure_text(package: Path) -> Iterator[tuple[str, str]]:
     yield "modules that start with an underscore", f"{private} of {len(modules)}"
 
 
-def run_python(source: Path, code: str, *arguments: str) -> list[str]:
-    """Run a program on the package in `source`; return the last line of its standard error, in words."""
-    environment = {**os.environ, "PYTHONPATH": str(source)}
+def run_python(code: str, *arguments: str) -> list[str]:
+    """Run a program on the packages of the checkout; return the last line of its standard error, in words."""
+    sources = os.pathsep.join(str(path) for path in ROOT.glob("packages/*/src"))
+    environment = {**os.environ, "PYTHONPATH": sources}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=True
     )
     return done.stderr.splitlines()[-1].split()
 
 
-def measure_runs(source: Path) -> Iterator[tuple[str, str]]:
+def measure_runs() -> Iterator[tuple[str, str]]:
     """Yield what Python shows that has imported the package, or run a command of it."""
-    listed, things, sourced, callables, members = run_python(source, EXPORTED)
+    listed, things, sourced, callables, members = run_python(EXPORTED)
     yield "names in __all__ of public packages, distinct", f"{listed}, {things}"
     yield "exported classes and functions whose docstring names a source", f"{sourced} of {callables}"
     yield "public members of Method, or of the largest class that it is made of", members
-    yield "modules of silodp after `silodp epsilon`", " ".join(run_python(source, IMPORTED, *EPSILON))
+    yield "modules of silodp after `silodp epsilon`", " ".join(run_python(IMPORTED, *EPSILON))
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
-        yield "files that a three-round demo enters", run_python(source, ENTERED, run)[0]
-        yield "modules after `silodp report`", " ".join(run_python(source, IMPORTED, "report", run))
+        yield "files that a three-round demo enters", run_python(ENTERED, run)[0]
+        yield "modules after `silodp report`", " ".join(run_python(IMPORTED, "report", run))
         short = ("demo", "--out", str(Path(folder) / "demo"))
-        yield "modules after `silodp demo`", " ".join(run_python(source, IMPORTED, *short))
+        yield "modules after `silodp demo`", " ".join(run_python(IMPORTED, *short))
 
 
 def main() -> None:
     """Print the table."""
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "src"
-    found = list(measure_text(source / "silodp"))
-    for other in sorted(source.glob("silodp_*/")):
+    found = list(measure_text(ROOT / "packages/silodp/src/silodp"))
+    for other in sorted(ROOT.glob("packages/silodp-*/src/*/")):
         texts = [path.read_text() for path in other.rglob("*.py")]
-        found.append((f"code lines of the plug-ins {other.name}", f"{sum(map(count_code, texts)):,}"))
+        found.append((f"code lines of the extension {other.name}", f"{sum(map(count_code, texts)):,}"))
     found.append(("words of README.md", f"{len((ROOT / 'README.md').read_text().split()):,}"))
-    found += measure_runs(source)
+    found += measure_runs()
     width = max(len(name) for name, _ in found)
     for name, value in found:
         print(f"{name:{width}}  {value}")

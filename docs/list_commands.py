@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import click
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src"
 PAGE = ROOT / "docs" / "commands.md"
 _LISTING = re.compile(r"(?<=<!-- listing -->\n).*(?=<!-- end -->)", re.DOTALL)
 
@@ -43,7 +42,7 @@ def list_commands() -> Iterator[click.Context]:
     import click
     import typer
 
-    sys.path.insert(0, str(SOURCE))
+    sys.path[:0] = [str(path) for path in ROOT.glob("packages/*/src")]
     from silodp.cli.main import app
 
     def visit(command: click.Command, name: str, parent: click.Context | None) -> Iterator[click.Context]:

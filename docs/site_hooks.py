@@ -37,8 +37,7 @@ _LOADS_FROM_CSS = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//""", re.
 
 def public_packages() -> list[ModuleType]:
     """Return `silodp` and its direct public packages that declare a non-empty `__all__`."""
-    if str(ROOT / "src") not in sys.path:
-        sys.path.insert(0, str(ROOT / "src"))
+    sys.path[:0] = [str(path) for path in ROOT.glob("packages/*/src") if str(path) not in sys.path]
     root = importlib.import_module("silodp")
     names = [
         f"silodp.{found.name}"

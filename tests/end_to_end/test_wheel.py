@@ -1,4 +1,4 @@
-"""The wheel has every file that the program needs: unpacked into an empty folder, it trains the demo and reports."""
+"""The wheels have every file that the program needs: unpacked into an empty folder, they train the demo and report."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def run(*arguments: object, cwd: Path, **more: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_has_all_files_and_trains_the_demo(tmp_path):
+def test_the_wheels_have_all_files_and_train_the_demo(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
-    source = tmp_path / "source"
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    name = run("-c", BUILD, tmp_path, cwd=source).splitlines()[-1]
-    with zipfile.ZipFile(tmp_path / name) as wheel:
-        packed = {entry for entry in wheel.namelist() if ".dist-info/" not in entry}
-        wheel.extractall(tmp_path / "installed")
-    written = {
-        path.relative_to(source / "src").as_posix()
-        for path in (source / "src").glob("silodp*/**/*")
-        if path.is_file() and ".egg-info" not in path.parts[-2]  # which the build writes
-    }
-    assert packed == written
+    for package in sorted((ROOT / "packages").iterdir()):
+        source = tmp_path / package.name
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "tests", "build")
+        shutil.copytree(package, source, ignore=ignored)
+        name = run("-c", BUILD, tmp_path, cwd=source).splitlines()[-1]
+        with zipfile.ZipFile(tmp_path / name) as wheel:
+            packed = {entry for entry in wheel.namelist() if ".dist-info/" not in entry}
+            wheel.extractall(tmp_path / "installed")
+        written = {
+            path.relative_to(source / "src").as_posix()
+            for path in (source / "src").glob("silodp*/**/*")
+            if path.is_file() and ".egg-info" not in path.parts[-2]  # which the build writes
+        }
+        assert packed == written
     # -P and an empty folder: nothing of the checkout is imported.
     code = "import silodp, sys; from silodp.cli.main import main; print(silodp.__file__, file=sys.stderr); main()"
     empty = tmp_path / "empty"

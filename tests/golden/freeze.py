@@ -42,7 +42,7 @@ TRANSPORT = "InProcess"
 
 def _entry_point() -> Callable[[list[str]], None]:
     """What the program `silodp` runs, as pyproject.toml says."""
-    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((HERE.parents[1] / "packages/silodp/pyproject.toml").read_text())
     module, name = project["project"]["scripts"]["silodp"].split(":")
     return getattr(importlib.import_module(module), name)
 

@@ -74,9 +74,9 @@ def commands_of(block: Block) -> list[list[str]]:
 
 def silodp(arguments: list[str]) -> tuple[int, str]:
     """Run the program that pyproject.toml names; return its exit status and everything it printed."""
-    module, _, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"][
-        "silodp"
-    ].partition(":")
+    module, _, function = tomllib.loads((ROOT / "packages/silodp/pyproject.toml").read_text())["project"][
+        "scripts"
+    ]["silodp"].partition(":")
     printed = io.StringIO()
     status = 0
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):

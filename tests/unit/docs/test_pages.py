@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-CODE = [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+CODE = [
+    path for folder in ("packages", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))
+]
 TESTS = "\n".join(path.read_text() for path in CODE if path.is_relative_to(ROOT / "tests"))
 REFERENCE = re.compile(
     r'docs/(\w+)\.md`?(?:, sections? ((?:\d+(?:, [A-Z]\b)?(?:, | and |$)?)+))?(?:, "([^"]+)")?'
@@ -44,7 +46,7 @@ def test_what_is_not_there_is_missed() -> None:
     assert missing("docs/specification.md") == ["specification"]
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
+@pytest.mark.parametrize("folder", ["packages", "tests", "benchmarks"])
 def test_sections_that_the_code_refers_to_exist(folder: str) -> None:
     texts = {p: p.read_text() for p in CODE if p.is_relative_to(ROOT / folder) and p != Path(__file__)}
     lost = {str(path.relative_to(ROOT)): missing(text) for path, text in texts.items()}
@@ -64,12 +66,12 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_a_command_for_a_checkout_keeps_the_editable_install_and_its_versions() -> None:
-    """`pip install '.[excel]'` would replace it by a copy, which runs old code after the next git pull."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    """Without `-e` it would be replaced by a copy, which runs old code after the next git pull."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/src/**/*.py")]
     commands = [
         (page.name, command)
         for page in pages
-        for command in re.findall(r"(?:\S+ ){0,3}`?'\.\[", " ".join(page.read_text().split()))
+        for command in re.findall(r"(?:\S+ ){0,3}`?'packages/silodp\[", " ".join(page.read_text().split()))
     ]
     assert len(commands) > 3
     assert [found for found in commands if "-c constraints.txt -e '" not in found[1]] == []

@@ -26,6 +26,7 @@ from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp_experiments.uldp_baselines import UldpNaive
 from support.oracles import judges_std, logistic_task, small_federation, std_is
+from support.places import PLUGINS
 from support.private import LATTICE, PAILLIER
 from support.refusals import refused
 
@@ -300,14 +301,13 @@ def test_a_configuration_names_a_server_optimizer_and_its_constants():
 
 def test_a_configuration_refers_to_plug_ins_of_a_file():
     """As `silodp run` does, with paths beside the configuration."""
-    plugins = PLUGINS
     table = {
         "name": "adaptive_clipping.py:AdaptiveClipping",
         "noise_multiplier": 5.0,
         "clip": 0.5,
         "server_optimizer": {"name": "tail-average", "last": 2, "optimizer": {"name": "yogi.py:Yogi"}},
     }
-    resolved = resolve_paths({"method": table}, plugins)["method"]
+    resolved = resolve_paths({"method": table}, PLUGINS)["method"]
     made = build_method(resolved["name"], {k: v for k, v in resolved.items() if k != "name"}, "method")
     assert repr(made.server_optimizer) == repr(TailAverage(2, Yogi()))
     assert repr(replace(made, server_optimizer=None)) == repr(AdaptiveClipping(5.0, 0.5))

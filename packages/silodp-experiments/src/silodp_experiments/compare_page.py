@@ -134,7 +134,7 @@ def render_comparison(result: Fields, out: Path) -> str:
     constant_texts = [format_measure(find_constant(result, name)) for name in result["quantities"]]
     untrained_texts = [format_measure(result["untrained"][name]) for name in result["quantities"]]
     return render(
-        "compare.html",
+        Path(__file__).with_name("compare.html"),
         result=result,
         methods=ends,
         missing=_list_missing(result["methods"]),

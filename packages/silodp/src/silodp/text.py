@@ -12,9 +12,7 @@ MAX_REASON_CHARACTERS = 200
 """Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
 EXTENSIONS = ("analytics", "audit", "budgets", "deploy", "experiments", "integrations", "private")
 """The extension packages of this repository: each is a distribution silodp-NAME with the package silodp_NAME."""
-_OURS = frozenset(
-    {"silodp", "silodp_audit.frameworks", "silodp_integrations", *(f"silodp_{name}" for name in EXTENSIONS)}
-)
+_OURS = frozenset({"silodp", *(f"silodp_{name}" for name in EXTENSIONS)})
 """The packages of this repository."""
 
 
@@ -48,7 +46,8 @@ def join_names(names: Iterable[str], word: str = "and") -> str:
 
 def name_extra(extra: str) -> str:
     """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
-    return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"
+    within = f"packages/silodp-{extra}" if extra in EXTENSIONS else f"'packages/silodp[{extra}]'"
+    return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e {within}"
 
 
 def name_package(named: object) -> str:

@@ -1,9 +1,10 @@
 """Additive shares of one word per user between server and silos, and their products with a round's sample.
 
 A word v_u is shared as a_u (the server's) and c_u (of the silos, all alike), each uniform; what "adding" means is the
-parameters': modulo 2ᵀ (`silodp_private.crypto.reciprocals`), or bit by bit modulo 2 (`silodp_private.crypto.homes`). All that the silos
-hold follows from the run secret R, which every silo knows and the server does not. Rounds number the draws: a session
-makes one draw per round, rounds only grow, and a round has its own transfer counter, so no mask is ever used twice.
+parameters': modulo 2ᵀ (`silodp_private.crypto.reciprocals`), or bit by bit modulo 2 (`silodp_private.crypto.homes`).
+All that the silos hold follows from the run secret R, which every silo knows and the server does not. Rounds number the
+draws: a session makes one draw per round, rounds only grow, and a round has its own transfer counter, so no mask is
+ever used twice.
 
 Before a request or an answer leaves, its party stores its transfer counter; so no restart repeats a draw. Limits
 (docs/protocols.md, section 6): a malicious server can choose other entries, which shows it none of them but sets wrong
