@@ -92,6 +92,7 @@ def main() -> int:
             table: {name: min(size, budgets.get(table, {}).get(name, size)) for name, size in values.items()}
             for table, values in sizes.items()
         }
+        lowered |= {table: values for table, values in budgets.items() if table not in sizes}
         BUDGETS.write_text(
             f"# {__doc__.splitlines()[0]}\n# `make house` checks it.\n\n{tomli_w.dumps(lowered)}"
         )

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -15,9 +16,10 @@ import pytest
 from support.commands import Silodp
 
 ROOT = Path(__file__).parents[3]
-SOURCE = ROOT / "src" / "silodp"
+CORE = ROOT / "packages" / "silodp" / "src" / "silodp"
+EXTENSIONS = {path.parent.name: path.parent for path in ROOT.glob("packages/silodp-*/src/silodp_*/py.typed")}
 PAGE = ROOT / "docs" / "architecture.md"
-PLACE = re.compile(r"\b((?:\w+/)+\w+\.py)(?::([\w.]*\w))?")
+PLACE = re.compile(r"\b((?:\w+/)*\w+\.py)(?::([\w.]*\w))?")
 TABLE = """id,age,weight,sick,part
 p1,30,70,0,train
 p2,50,80,1,train
@@ -110,15 +112,63 @@ def list_functions(path: Path) -> set[str]:
     return found
 
 
+def find_file(place: str) -> Path:
+    """Return where a file of the page lies: those of extensions begin with the import name of their package."""
+    package, _, rest = place.partition("/")
+    if package.startswith("silodp_"):
+        return EXTENSIONS.get(package, ROOT / package) / rest
+    return CORE / place
+
+
 def test_every_file_and_function_that_the_page_names_exists() -> None:
-    found = [
-        place for place in PLACE.findall(PAGE.read_text()) if not place[0].startswith(("tests/", "docs/"))
-    ]
+    found = PLACE.findall(PAGE.read_text())
     assert len(found) > 60
-    missing = [file for file, _ in found if not (SOURCE / file).is_file()]
-    assert not missing, f"files that the page names are not in src/silodp: {missing}"
-    missing = [f"{file}:{name}" for file, name in found if name and name not in list_functions(SOURCE / file)]
+    missing = [file for file, _ in found if not find_file(file).is_file()]
+    assert not missing, f"files that the page names do not exist: {missing}"
+    missing = [
+        f"{file}:{name}" for file, name in found if name and name not in list_functions(find_file(file))
+    ]
     assert not missing, f"functions that the page names do not exist: {missing}"
+
+
+def list_rows(heading: str) -> list[list[str]]:
+    """Return the rows of the table under a heading, without its head, as lists of cells."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def test_the_page_lists_every_package_and_what_its_contract_lets_it_import() -> None:
+    listed = {row[0]: row[1].strip("`") for row in list_rows("Packages")}
+    assert listed == {name.replace("_", "-"): name for name in ["silodp", *EXTENSIONS]}
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    assert [set(layer.split(" | ")) for layer in contract["layers"]] == [set(EXTENSIONS), {"silodp"}]
+
+
+def test_the_page_lists_every_seam() -> None:
+    """A seam is read by a `Registry`, or filled by an entry point of one of our packages."""
+    listed = {row[0].strip("`") for row in list_rows("Seams")}
+    kinds = {
+        f"silodp.{kind}"
+        for package in [CORE, *EXTENSIONS.values()]
+        for path in package.rglob("*.py")
+        for kind in re.findall(r"\bRegistry\(\s*\"(\w+)\"", path.read_text())
+    }
+    groups = {
+        group
+        for path in ROOT.glob("packages/*/pyproject.toml")
+        for group in tomllib.loads(path.read_text())["project"].get("entry-points", {})
+    }
+    assert groups <= kinds
+    assert listed == kinds
+
+
+def test_the_page_lists_the_layers_of_the_contract_in_their_order() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][1]
+    wanted = [name.removeprefix("silodp.") for layer in contract["layers"] for name in layer.split(" | ")]
+    assert [
+        name for row in list_rows("Layers of the core") for name in re.findall(r"\*\*(\w+)", row[0])
+    ] == wanted
 
 
 # --- walks ---
@@ -153,7 +203,7 @@ def test_a_run_makes_the_calls_of_the_walks_in_their_order(
     for name in ("a", "b", "c"):
         Path(f"{name}.csv").write_text(TABLE)
     calls: list[str] = []
-    root = f"{SOURCE}/"
+    root = f"{CORE}/"
 
     def note(frame: FrameType, _event: str, _argument: object) -> None:
         code = frame.f_code
