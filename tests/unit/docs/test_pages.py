@@ -12,7 +12,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 CODE = [
     path for folder in ("packages", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-TESTS = "\n".join(path.read_text() for path in CODE if path.is_relative_to(ROOT / "tests"))
+TESTS = "\n".join(path.read_text() for path in CODE if "tests" in path.relative_to(ROOT).parts)
 REFERENCE = re.compile(
     r'docs/(\w+)\.md`?(?:, sections? ((?:\d+(?:, [A-Z]\b)?(?:, | and |$)?)+))?(?:, "([^"]+)")?'
 )
@@ -71,7 +71,7 @@ def test_a_command_for_a_checkout_keeps_the_editable_install_and_its_versions() 
     commands = [
         (page.name, command)
         for page in pages
-        for command in re.findall(r"(?:\S+ ){0,3}`?'packages/silodp\[", " ".join(page.read_text().split()))
+        for command in re.findall(r"(?:\S+ ){0,3}`?'packages/silodp\[\w", " ".join(page.read_text().split()))
     ]
-    assert len(commands) > 3
+    assert len(commands) > 2
     assert [found for found in commands if "-c constraints.txt -e '" not in found[1]] == []

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from silodp._lazy import torch
 from silodp.errors import SilodpError
+from silodp.report.estimates import Estimate
 from silodp.settings import Settings, Whole
 from silodp.text import join_names
 from silodp.training.losses import flatten_outputs
-from silodp.training.metrics import Estimate
 from silodp.training.places import (
     average_log_loss,
     flatten_places,

@@ -17,7 +17,7 @@ from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.train import train
 from support.commands import Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
-from support.places import SOURCES
+from support.places import PLUGINS, SOURCES
 
 ROOT = Path(__file__).parents[4]
 
@@ -69,7 +69,7 @@ def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
 
 
 def test_epsilon_takes_every_field_of_a_method_also_of_a_plug_in(silodp: Silodp) -> None:
-    plugin = f"{ROOT / 'tests' / 'plugins' / 'adaptive_clipping.py'}:AdaptiveClipping"
+    plugin = f"{PLUGINS / 'adaptive_clipping.py'}:AdaptiveClipping"
     rounds = ("--rounds", 100, "--silos", 3, "--json")
     options = ("--noise-multiplier", 5, "--user-sampling", 0.1, *rounds)
     expected = silodp("epsilon", "--method", "uldp-avg", *options).json

@@ -14,9 +14,8 @@ from typing import TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.report.estimates import find_error
+from silodp.report.estimates import Estimate, find_error
 from silodp.report.held_out import BINS, CalibrationBin, HeldOut, compute_error
-from silodp.training.metrics import Estimate
 from silodp_analytics.counts import MIN_CERTAINTY
 from silodp_analytics.evaluation.report import EvaluatedPart, NoisyEvaluation
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from silodp.parsing import refuse_unsound
-from silodp.report.estimates import format_estimate
-from silodp.training.metrics import Estimate
+from silodp.report.estimates import Estimate, format_estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

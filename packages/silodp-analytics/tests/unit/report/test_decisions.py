@@ -13,9 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, precision_score, recall_score
 from torch import nn
 
-from silodp.report.estimates import find_limits
+from silodp.report.estimates import Estimate, find_limits
 from silodp.report.held_out import CalibrationBin, HeldOut
-from silodp.training.metrics import Estimate
 from silodp_analytics.decisions.decisions import (
     Recalibration,
     find_decisions,

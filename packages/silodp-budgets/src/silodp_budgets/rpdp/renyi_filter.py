@@ -238,11 +238,11 @@ class _Filter:
         update: The noisy update (d,) of that round.
     """
 
-    limits: np.ndarray
-    spent: np.ndarray
-    active: np.ndarray
+    limits: np.ndarray = field(repr=False)
+    spent: np.ndarray = field(repr=False)
+    active: np.ndarray = field(repr=False)
     round: int
-    update: np.ndarray
+    update: np.ndarray = field(repr=False)
 
     @classmethod
     def of(cls, memory: np.ndarray | None, limits: np.ndarray) -> _Filter:

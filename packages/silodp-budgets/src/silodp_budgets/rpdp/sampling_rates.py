@@ -58,7 +58,7 @@ class RecordBudgets(UnitBudgets):
     calibration: Calibration
     accountant: Accountant
     book: two_stage.ChargingMode
-    cap_budgets: Callable[[np.ndarray], np.ndarray] = field(compare=False)
+    cap_budgets: Callable[[np.ndarray], np.ndarray] = field(compare=False, repr=False)
 
     @property
     def most(self) -> float:
@@ -193,7 +193,7 @@ class RoundMemory:
 
     round: int
     joined: int
-    update: np.ndarray
+    update: np.ndarray = field(repr=False)
 
     @classmethod
     def of(cls, memory: np.ndarray) -> RoundMemory:

@@ -29,6 +29,7 @@ from silodp_deploy.agreement import AgreedTransport, answer_join
 from silodp_deploy.courier import Reply, ask_silo, give_reply, receive_frame, send_frame, take_request
 from silodp_deploy.sockets import ServerSocket, SiloSocket, SocketOptions
 from support.echo import Echo
+from support.places import SOURCES
 
 NAMES = ("north", "south")
 KEYS = {name: Identity.fresh(name) for name in (*NAMES, "server")}
@@ -319,12 +320,12 @@ def test_a_courier_needs_the_standard_library_alone() -> None:
     code = "import silodp_deploy, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
-        env={"PYTHONPATH": str(Path(silodp.__file__).parents[1])},
+        env={"PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert set(done.stdout.split()) - sys.stdlib_module_names <= {"silodp", "__main__"}
+    assert set(done.stdout.split()) - sys.stdlib_module_names <= {"silodp_deploy", "__main__"}
 
 
 def test_the_three_calls_work_from_a_copy_of_their_file_where_silodp_is_not_installed(tmp_path: Path) -> None:

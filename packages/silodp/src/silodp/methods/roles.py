@@ -18,7 +18,6 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import Event
 from silodp.accounting.views import Adversary, Unit, View
 from silodp.assumption import Assumption
-from silodp.data.budgets import load_budgets
 from silodp.errors import SilodpError
 from silodp.settings import Settings
 
@@ -369,6 +368,10 @@ class PersonalBudgets(Settings, prefix="personal."):
         Raises:
             SilodpError: `extension.missing`: the package of budgets is not installed.
         """
+        from silodp.data.budgets import (
+            load_budgets,  # a command about methods without budgets need not import it
+        )
+
         return cast("type[PersonalBudgets]", load_budgets("personal"))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from silodp._lazy import Registry, make_missing_error
@@ -11,7 +12,27 @@ from silodp.report.formatting import find_interval, format_measure
 
 if TYPE_CHECKING:
     from silodp.runtime.run_files import MetricsRow
-    from silodp.training.metrics import Estimate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric computed from counts.
+
+    Attributes:
+        value: The metric.
+        standard_error: The standard deviation of the value that the noise in the counts causes, to first order.
+        low: The smallest value that the metric of the records themselves can have if counts have no noise.
+        high: The largest such value. It differs from `low` where a bin holds several records whose order is not known.
+        sampling_error: The standard error because the records are a sample, if they were independent; of R² an upper
+            bound. None where it is not known.
+    """
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+    sampling_error: float | None = None
+
 
 EVALUATIONS: Registry[Callable[[Sequence[MetricsRow]], Any]] = Registry("evaluations", {})
 """Functions that read the evaluation of a run from its rows."""
@@ -47,7 +68,7 @@ def find_evaluation(rows: Sequence[MetricsRow]) -> Any:
     Raises:
         SilodpError: A row holds something else, or that package is not installed (extension.missing).
     """
-    if not any(row.get("evaluation") for row in rows):
+    if all(row.get("evaluation") is None for row in rows):
         return None
     if "evaluation" not in EVALUATIONS:
         # A report without what was measured, and charged, would mislead.

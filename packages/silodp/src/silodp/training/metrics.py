@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from silodp._lazy import torch
@@ -24,26 +23,6 @@ if TYPE_CHECKING:
 
 
 Metric = Callable[["Tensor", "Tensor"], float]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric computed from counts.
-
-    Attributes:
-        value: The metric.
-        standard_error: The standard deviation of the value that the noise in the counts causes, to first order.
-        low: The smallest value that the metric of the records themselves can have if counts have no noise.
-        high: The largest such value. It differs from `low` where a bin holds several records whose order is not known.
-        sampling_error: The standard error because the records are a sample, if they were independent; of R² an upper
-            bound. None where it is not known.
-    """
-
-    value: float
-    standard_error: float
-    low: float
-    high: float
-    sampling_error: float | None = None
 
 
 # Pairs compared at a time by `concordance`: 4 million comparisons are 4 MB of booleans.

@@ -577,8 +577,11 @@ def test_bytes_and_arrays_of_every_dataclass_are_public_or_not_printed():
     """So that the next class with a secret is not forgotten in the list above."""
     data = re.compile(r"\b(bytes|NDArray|ndarray|Tensor|mpz|Integers|Words|Bytes|Shares|Unsigned|Strings)\b")
     printed = set()
-    for folder in ("crypto", "mechanisms", "wire", "aggregators", "runtime", "data"):
-        package = importlib.import_module(f"silodp.{folder}")
+    folders = [
+        f"silodp.{name}" for name in ("crypto", "mechanisms", "wire", "aggregators", "runtime", "data")
+    ]
+    for folder in (*folders, "silodp_private", "silodp_budgets"):
+        package = importlib.import_module(folder)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for kind in vars(importlib.import_module(module.name)).values():
                 if (

@@ -28,6 +28,7 @@ from silodp_private.crypto import lookup
 from silodp_private.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp_private.paillier.parameters import PaillierParameters
 from silodp_private.paillier.scheme import PublicKey
+from support.places import ROOT
 from support.refusals import refused
 
 SOURCE = Path(silodp.errors.__file__).parent
@@ -40,8 +41,9 @@ AREAS = (
 
 def parsed() -> Iterator[tuple[str, ast.Module]]:
     """Every module of silodp and of the packages beside it, by its path."""
-    for path in sorted(SOURCE.parent.glob("silodp*/**/*.py")):
-        yield path.relative_to(SOURCE.parent).as_posix(), ast.parse(path.read_text())
+    for source in sorted(ROOT.glob("packages/*/src")):
+        for path in sorted(source.rglob("*.py")):
+            yield path.relative_to(source).as_posix(), ast.parse(path.read_text())
 
 
 def called(call: ast.Call) -> str:

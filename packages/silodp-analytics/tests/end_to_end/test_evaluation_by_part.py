@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.report.estimates import find_evaluation, find_limits
-from silodp.training.metrics import Estimate
+from silodp.report.estimates import Estimate, find_evaluation, find_limits
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import silodp.errors
+from silodp.errors import SilodpError
 from silodp_deploy.silo import open_silo
 from support.commands import CONFIG, Silodp
+from support.places import ROOT
 
-SOURCE = Path(silodp.errors.__file__).parent
 COMMAND = re.compile(
     r"silodp (run|report|plan|attack|statistics|cohort|predict|compare|deploy|server|silo|data|identity|table)"
     r"\b[^.;:']*$"
@@ -22,7 +22,7 @@ COMMAND = re.compile(
 
 def test_no_message_has_a_command_with_an_unquoted_value():
     wrong, found = [], 0
-    for path in SOURCE.rglob("*.py"):
+    for path in ROOT.glob("packages/*/src/**/*.py"):
         for text in (
             node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr)
         ):
@@ -59,7 +59,7 @@ def test_commands_that_are_printed_have_paths_as_one_word(silodp: Silodp, tmp_pa
 
 
 def test_a_silo_without_a_policy_names_its_folder_as_one_word(tmp_path: Path):
-    with pytest.raises(silodp.errors.SilodpError) as caught:
+    with pytest.raises(SilodpError) as caught:
         open_silo(tmp_path / "mein Silo", None).__enter__()
     assert caught.value.code == "policy.missing"
     assert words_after(str(caught.value), "silodp deploy accept")[0][4] == str(tmp_path / "mein Silo")
