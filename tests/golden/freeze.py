@@ -421,7 +421,8 @@ def differences(golden: Any, now: Any, same_platform: bool) -> Iterator[str]:
 def _are_close(golden: float, now: float, path: str) -> bool:
     if LOOSE & set(path.split("/")):
         return math.isclose(golden, now, rel_tol=1e-4, abs_tol=1e-4)
-    return math.isclose(golden, now, rel_tol=1e-9, abs_tol=1e-15)
+    tolerance = 1e-7 if "levels" in path.split("/") else 1e-9  # a fitted curve's levels are roots of a search
+    return math.isclose(golden, now, rel_tol=tolerance, abs_tol=1e-15)
 
 
 def without_random(one: Any, other: Any) -> Any:

@@ -261,5 +261,5 @@ def make_other_version(folder: Path, version: str, protocol: int = PROTOCOL) -> 
     info = folder / f"silodp-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: silodp\nVersion: {version}\n")
-    (folder / "sitecustomize.py").write_text(f"import silodp_deploy\nsilodp.deploy.PROTOCOL = {protocol}\n")
+    (folder / "sitecustomize.py").write_text(f"import silodp_deploy\n\nsilodp_deploy.PROTOCOL = {protocol}\n")
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
