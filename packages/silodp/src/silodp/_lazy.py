@@ -91,6 +91,21 @@ class Registry(Mapping[str, T], Generic[T]):
             raise KeyError(name)
         return cast(T, load(place))
 
+    def require(self, name: str, extra: str, what: str = "this") -> T:
+        """Return a part of one of our extension packages.
+
+        Args:
+            name: The name of the part.
+            extra: The package without "silodp-".
+            what: What needs the part, in words.
+
+        Raises:
+            SilodpError: `extension.missing`: the package is not installed.
+        """
+        if name not in self:
+            raise make_missing_error(extra, what)
+        return self[name]
+
     def __iter__(self) -> Iterator[str]:
         yield from self._core
         yield from (name for name in self.places if name not in self._core)

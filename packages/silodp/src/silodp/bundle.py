@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from silodp._lazy import Registry, make_missing_error
+from silodp._lazy import Registry
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import Adversary
 from silodp.config.task import build_architecture
@@ -490,14 +490,7 @@ def load(
 
 
 def _find_part_class() -> type[ModelPart]:
-    """Return the class of a silo's part of a model.
-
-    Raises:
-        SilodpError: `extension.missing`: the package is not installed.
-    """
-    if "own" not in PARTS:
-        raise make_missing_error("analytics", "a silo's part of a model")
-    return PARTS["own"]
+    return PARTS.require("own", "analytics", "a silo's part of a model")
 
 
 def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any], TableMapping]:

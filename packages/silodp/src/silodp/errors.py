@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from silodp.text import shorten, suggest_name
+from silodp.text import list_missing_packages, shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -287,6 +287,8 @@ def lookup(name: str, registry: Mapping[str, T], field: str, also: str = "") -> 
             return registry[known]
     others = f", or {also}" if also else ""
     remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}{others}."
+    # Only what other packages can extend has a kind (`silodp._lazy.Registry`).
+    remedy += list_missing_packages() if hasattr(registry, "kind") else ""
     raise SilodpError(
         f"{field} = '{shorten(name)[1:-1]}' is not known: {remedy}", code="argument.value", field=field
     )

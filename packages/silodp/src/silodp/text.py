@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from reprlib import Repr
 
@@ -48,6 +49,12 @@ def name_extra(extra: str) -> str:
     """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
     within = f"packages/silodp-{extra}" if extra in EXTENSIONS else f"'packages/silodp[{extra}]'"
     return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e {within}"
+
+
+def list_missing_packages() -> str:
+    """Return the end of a sentence about an unknown name: which of our packages are not installed; "" if all are."""
+    missing = [f"silodp-{name}" for name in EXTENSIONS if find_spec(f"silodp_{name}") is None]
+    return f" Or it is of {join_names(missing, 'or')}: not installed here." if missing else ""
 
 
 def name_package(named: object) -> str:

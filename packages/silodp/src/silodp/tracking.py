@@ -256,7 +256,5 @@ def describe_round(result: RoundResult) -> str:
 def __getattr__(name: str) -> Any:
     # By its name: the core imports no extension. Most names that are asked for here are no tracker's.
     if name in __all__:
-        if name.lower() not in TRACKERS:
-            raise make_missing_error("integrations")
-        return TRACKERS[name.lower()]
+        return TRACKERS.require(name.lower(), "integrations")
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

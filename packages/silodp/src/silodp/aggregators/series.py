@@ -14,9 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from silodp._lazy import Registry
-from silodp.errors import SilodpError
 from silodp.settings import Settings
-from silodp.text import name_extra
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,12 +56,7 @@ def find_series(name: str) -> type[Series]:
     Raises:
         SilodpError: the package that has it is not installed (code extension.missing).
     """
-    if name not in SERIES:
-        raise SilodpError(
-            f"{name} needs the package silodp-analytics, which is not installed: {name_extra('analytics')}.",
-            code="extension.missing",
-        )
-    return SERIES[name]
+    return SERIES.require(name, "analytics", name)
 
 
 class Series(Settings, ABC):

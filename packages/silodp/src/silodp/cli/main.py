@@ -40,6 +40,7 @@ from silodp.cli._console import (
     show,
 )
 from silodp.errors import SilodpError
+from silodp.text import list_missing_packages
 
 if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
@@ -98,6 +99,13 @@ class _CommandGroup(typer.core.TyperGroup):
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(context, args)
+        except click.UsageError as error:
+            error.message += list_missing_packages()
+            raise
 
 
 app = typer.Typer(cls=_CommandGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)

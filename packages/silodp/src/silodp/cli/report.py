@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from silodp._lazy import Registry, make_missing_error
+from silodp._lazy import Registry
 from silodp.cli._console import Json, Names, show
 from silodp.errors import SilodpError, require
 from silodp.text import join_names
@@ -76,9 +76,7 @@ def report(
     if not manifest and all(one is None for one in (checklist, sign, verify, template)):
         _write(directory, again, as_json)
         return
-    if "sign" not in TASKS:
-        raise make_missing_error("audit", "this task of 'silodp report'")
-    TASKS["sign"](
+    TASKS.require("sign", "audit", "this task of 'silodp report'")(
         directory,
         checklist=checklist,
         sign=sign,

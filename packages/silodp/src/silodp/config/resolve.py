@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silodp._lazy import Registry, make_missing_error
+from silodp._lazy import Registry
 from silodp.accounting.views import Unit
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import get_fields, validate_arguments
@@ -228,9 +228,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
         run = replace(run, evaluation=placed, config=config.model_copy(update={"evaluation": table}))
     if config.statistics is not None:
         # A protection that is spelled wrongly must not pass unseen, in any command.
-        if "statistics" not in TABLES:
-            raise make_missing_error("analytics", "the table [statistics]")
-        TABLES["statistics"](config.statistics)
+        TABLES.require("statistics", "analytics", "the table [statistics]")(config.statistics)
     if config.card is not None and config.card.subgroups:
         from silodp.data.tables.subgroups import check_group
 

@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp._lazy import Registry
-from silodp.errors import SilodpError
-from silodp.text import name_extra
 
 if TYPE_CHECKING:
     from silodp.data.federation import Federation
@@ -47,10 +45,4 @@ def load_budgets(part: str) -> Any:
     Raises:
         SilodpError: `extension.missing`: the package is not installed.
     """
-    if part not in BUDGETS:
-        raise SilodpError(
-            "privacy budgets of records or persons need the package silodp-budgets, which is not installed: "
-            f"{name_extra('budgets')}.",
-            code="extension.missing",
-        )
-    return BUDGETS[part]
+    return BUDGETS.require(part, "budgets", "a privacy budget of single records or persons")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from silodp._lazy import Registry, make_missing_error
+from silodp._lazy import Registry
 from silodp.report.formatting import find_interval, format_measure
 
 if TYPE_CHECKING:
@@ -70,7 +70,5 @@ def find_evaluation(rows: Sequence[MetricsRow]) -> Any:
     """
     if all(row.get("evaluation") is None for row in rows):
         return None
-    if "evaluation" not in EVALUATIONS:
-        # A report without what was measured, and charged, would mislead.
-        raise make_missing_error("analytics", "the evaluation of this run")
-    return EVALUATIONS["evaluation"](rows)
+    # A report without what was measured, and charged, would mislead.
+    return EVALUATIONS.require("evaluation", "analytics", "the evaluation of this run")(rows)

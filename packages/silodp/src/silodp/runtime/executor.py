@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from silodp._lazy import Registry, make_missing_error
+from silodp._lazy import Registry
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
@@ -103,6 +103,5 @@ def make_executor(count: int | None, **settings: Any) -> Executor:
     """
     if count is None:
         return THIS_PROCESS
-    if "ray" not in EXECUTORS:
-        raise make_missing_error("integrations")
-    return EXECUTORS["ray"](count, **{name: value for name, value in settings.items() if value is not None})
+    given = {name: value for name, value in settings.items() if value is not None}
+    return EXECUTORS.require("ray", "integrations")(count, **given)

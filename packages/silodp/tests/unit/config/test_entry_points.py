@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import typer.main
 
 from silodp._lazy import Registry, load_extension
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
+from silodp.cli.main import app
 from silodp.config.plugins import find_plugin
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
+from silodp.errors import lookup
 from silodp.methods import METHODS, Method
 from support.oracles import small_federation
 from support.places import PLUGINS
@@ -150,3 +154,19 @@ def test_a_stranger_takes_no_name_of_an_extension(tmp_path: Path, monkeypatch: p
 def test_an_extension_that_is_not_installed_is_named() -> None:
     with refused("extension.missing"):
         load_extension("nothing", "module:name")
+
+
+def test_an_unknown_name_may_be_of_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `method = "rpdp"` in the core alone would be no more than a misspelled name."""
+    of_extensions: Registry[Any] = Registry("parts", {"a": "math:pi"})
+    monkeypatch.setattr("silodp.text.find_spec", lambda name: None if name == "silodp_budgets" else object())
+    with refused("argument.value") as caught:
+        lookup("c", of_extensions, "part")
+    assert "silodp-budgets" in str(caught.value)
+    assert "silodp-audit" not in str(caught.value)
+    with pytest.raises(click.UsageError) as usage:
+        typer.main.get_command(app).main(["no-such-command"], standalone_mode=False)
+    assert "silodp-budgets" in str(usage.value)
+    with refused("extension.missing"):
+        of_extensions.require("c", "budgets")
+    assert of_extensions.require("a", "budgets") == math.pi
