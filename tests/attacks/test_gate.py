@@ -650,11 +650,11 @@ def test_a_store_older_than_its_ledger_is_noticed():
     old, ledger = copy_entries(parties.stores["silo0"]), parties.silos["silo0"].gate.ledger
     parties.run_round(1)
     set_back(parties.stores["silo0"], old)
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         parties.started("silo0", ledger=ledger)
     asked = parties.last("update")
     for request in (asked, nudge(asked)):  # and beside a process that runs
-        with refused("gate.set_back"):
+        with refused("gate.rollback_detected"):
             parties.silos["silo0"].answer(request)
 
 
@@ -664,7 +664,7 @@ def test_a_ledger_that_was_lost_or_set_back_is_noticed(kept):
     for round_ in range(2):
         copies.append(parties.backup("silo0"))
         parties.run_round(round_)
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         parties.started("silo0", ledger=copies[kept].ledger)
 
 
@@ -673,7 +673,7 @@ def test_a_silo_that_lost_its_store_begins_nothing_anew():
     parties.run_round(0)
     ledger = parties.silos["silo0"].gate.ledger
     set_back(parties.stores["silo0"], {})
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         parties.started("silo0", ledger=ledger)
 
 
@@ -778,7 +778,7 @@ def test_a_store_from_before_the_answer_draws_no_second_noise(aggregator, method
     asked, store = parties.last("update", "silo1"), parties.store_of("silo1")
     drawn = store.round(0).get("noisy/0")
     before = next(copy for copy in copies if not any("noisy" in name for name in copy.entries))
-    with refused("gate.set_back"):  # beside the newest ledger, which lists the answer
+    with refused("gate.rollback_detected"):  # beside the newest ledger, which lists the answer
         set_back(parties.stores["silo1"], before.entries)
         parties.started("silo1")
     silo = parties.restored("silo1", before)

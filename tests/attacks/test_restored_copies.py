@@ -56,7 +56,7 @@ RUNS = {
 ROUNDS = 2
 T = TypeVar("T")
 REFUSALS = {
-    "gate.set_back",
+    "gate.rollback_detected",
     "gate.answered",
     "gate.past",
     "gate.order",
@@ -175,7 +175,7 @@ def test_a_silo_of_which_a_part_was_set_back_answers_nothing_twice(name: str) ->
     for moment, parts in product(parties.moments, ("store", "ledger")):
         found = parties.ask_again(moment, (parts,))
         assert list_wrong(found) == [], (moment.request, parts)
-        noticed += found == ["gate.set_back"]
+        noticed += found == ["gate.rollback_detected"]
     # Only what was set back by a single line can be mended: the store has the line that the ledger lacks.
     assert noticed >= 2 * len(parties.moments) - 2
 
@@ -299,9 +299,9 @@ def test_a_deployed_silo_of_which_a_part_was_set_back_does_not_start(
                 assert service.lifetime.runs[spec.run].head == head, told
         except SilodpError as error:
             code = error.code
-        assert code in (("",) if groups == ("audit.jsonl",) else ("", "gate.set_back", "ledger.missing")), (
-            told
-        )
+        assert code in (
+            ("",) if groups == ("audit.jsonl",) else ("", "gate.rollback_detected", "ledger.missing")
+        ), told
 
 
 def read_head(folder: Path) -> str:

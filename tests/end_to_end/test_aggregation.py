@@ -19,7 +19,7 @@ from silodp.config.schema import parse_config
 from silodp.data.catalog import DATASETS
 from silodp.data.public import ASSUMED_USERS
 from silodp.errors import SilodpError
-from silodp.planning.epsilon import answer_question
+from silodp.planning.epsilon import compute_epsilon_for
 from silodp.planning.plan import plan_run
 from silodp.report.formatting import format_bytes
 from silodp.runtime.prepare import prepare_run
@@ -116,7 +116,7 @@ def test_a_plan_costs_what_the_run_costs(aggregator: str, changes: dict[str, Any
     assert found["accountant"] == result.guarantees["released"].accountant
     for adversary, guarantee in result.guarantees.items():
         assert found["adversaries"][adversary]["epsilon"] == close(guarantee.epsilon)
-        asked = answer_question(
+        asked = compute_epsilon_for(
             "uldp-avg",
             {key: value for key, value in config.config.method.items() if key not in ("name", "local")},
             rounds=2,
@@ -180,7 +180,7 @@ def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, con
     method = replace(made().method, noise_multiplier=target)  # type: ignore[type-var]
     event = replace(_view(made())[0], aggregator=Plain(), method=method).round_events()["released"]
     assert 0.999 < accounting.compute_epsilon([(event, 2)], 0.5e-5) <= 1.0
-    asked = answer_question("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
+    asked = compute_epsilon_for("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
     assert (asked["epsilon"], asked["delta"]) == (pytest.approx(spent), 1e-5)
     budget = ("--set", "aggregator=half", "--set", "budget.epsilon=9")
     done = silodp("run", config, *budget, "--out", "a", "--json")

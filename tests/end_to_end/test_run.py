@@ -412,7 +412,7 @@ def test_a_silo_that_lost_its_store_answers_nothing_more(tmp_path):
     federation, task = small_federation(), logistic_task()
     train(federation, task, AVG, rounds=1, out=tmp_path)
     shutil.rmtree(tmp_path / "checkpoint" / "silos" / "001")
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         train(federation, task, AVG, rounds=2, out=tmp_path, resume=True)
 
 

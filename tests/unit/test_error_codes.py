@@ -98,7 +98,7 @@ def joined(parts: Iterable[list[str] | None]) -> list[str] | None:
 
 def errors(tree: ast.Module) -> Iterator[tuple[int, list[str] | None]]:
     """Line and codes of every `SilodpError` that a module makes, itself or through a helper of its own."""
-    shared = {"require": None, "refuse_unsound": None, "model_error": 1, "loss_error": 1}
+    shared = {"require": None, "refuse_malformed": None, "model_error": 1, "loss_error": 1}
     by_helper = {**helpers(tree), **{name: (place, None) for name, place in shared.items()}}
     inside = {
         id(node)

@@ -18,7 +18,7 @@ from silodp.assumption import DECLARERS, Assumption, as_assumptions
 from silodp.config.build import get_fields
 from silodp.errors import SilodpError
 from silodp.methods import METHODS
-from silodp.planning.epsilon import answer_question
+from silodp.planning.epsilon import compute_epsilon_for
 from support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def test_every_assumption_that_a_guarantee_prints_is_in_the_table() -> None:
         elif weighting != "uniform":
             continue
         for adversary in ADVERSARIES:
-            ask = partial(answer_question, method, fields, rounds=1, delta=0.1, accountant="rdp")
+            ask = partial(compute_epsilon_for, method, fields, rounds=1, delta=0.1, accountant="rdp")
             try:
                 answer = ask(adversary=adversary, silos=3, users=50, dimension=10, aggregator=aggregator)
             except SilodpError as error:  # not every aggregator can add up the sums of every method

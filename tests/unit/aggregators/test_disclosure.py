@@ -27,7 +27,7 @@ from silodp.aggregators import Aggregator
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.methods import FederationSize, UldpAvg
-from silodp.planning.epsilon import answer_question as plan_epsilon
+from silodp.planning.epsilon import compute_epsilon_for as plan_epsilon
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.silo import make_ledger

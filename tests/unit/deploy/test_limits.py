@@ -461,7 +461,7 @@ def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> No
     audit = tmp_path / "audit.jsonl"
     line = '{"run": "a", "charges": 0, "head": "0"}\n'
     audit.write_text(line + line + '{"ru\n[]\n')
-    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={}, certificates=[])
+    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={}, filter_bounds=[])
     limits = SiloLimits(tmp_path, "north", policy, MemoryStore(), 10)
     assert limits.answers == {"a": 2, "": 2}
 

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.filters import DEFAULT_BOUNDS, Filter
 from silodp.accounting.views import Adversary
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
@@ -182,7 +182,7 @@ def write_policy(
     else:
         spec, read = consortium.stated_spec, consortium.list_columns(name)
         listed = compute_lifetime_cost(spec, name, spec.delta)
-        needed = compute_lifetime_cost(spec, name, spec.delta, certificates=DEFAULT_CERTIFICATES)
+        needed = compute_lifetime_cost(spec, name, spec.delta, filter_bounds=DEFAULT_BOUNDS)
         # A filter is fixed before the first release. Where ciphertexts leave it no room, the limit that holds for runs
         # fixed beforehand is better than none.
         has_filter = needed.keys() == listed.keys() and not _has_charges(folder)
@@ -204,7 +204,7 @@ def write_policy(
                 adversary: choose_limit(adversary, e)
                 for adversary, e in (needed if has_filter else listed).items()
             },
-            certificates=list(DEFAULT_CERTIFICATES) if has_filter else [],
+            filter_bounds=list(DEFAULT_BOUNDS) if has_filter else [],
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
             evaluation=spec.kinds,

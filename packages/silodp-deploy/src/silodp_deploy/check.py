@@ -12,7 +12,7 @@ import httpx
 
 import silodp
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, is_format, parse_json
+from silodp.parsing import MALFORMED, is_format, parse_json
 from silodp.text import pluralize, shorten
 from silodp.wire.transport import SERVER
 from silodp_deploy import IDENTITY, POLICY, PROTOCOL
@@ -209,7 +209,7 @@ def _check_server(folder: Path, consortium: Consortium, name: str, url: str) -> 
     try:
         stated, theirs_date = parse_json(body), parsedate_to_datetime(date)
         version, protocol, theirs = str(stated["version"]), stated["protocol"], str(stated.get("digest"))
-    except UNSOUND as error:
+    except MALFORMED as error:
         told = (
             f"the server at {url} does not answer as one of silodp ({shorten(str(error))}): check the address"
         )

@@ -35,7 +35,7 @@ from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.persons import PersonKey
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, explain_unsound, is_format, parse_json
+from silodp.parsing import MALFORMED, explain_malformed, is_format, parse_json
 from silodp.text import shorten
 from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
@@ -185,8 +185,8 @@ class Consortium:
         except FileNotFoundError as error:
             missing = Path(error.filename).name
             raise refuse_public(f"{folder} has no file {missing}", public_files.GIVE_FOLDER) from None
-        except UNSOUND as error:
-            reason = explain_unsound(error)
+        except MALFORMED as error:
+            reason = explain_malformed(error)
             raise refuse_public(f"the public folder {folder} cannot be read ({reason})") from None
         if roster is not None and tuple(roster.silos) != data.silos:
             raise refuse_public(
@@ -358,7 +358,7 @@ class Consortium:
                 raise ValueError("format")
             other_code = bool(stated.get("other_code", False))
             return stated, ModelSpec(**stated["model"], other_code=other_code)
-        except (OSError, *UNSOUND) as error:
+        except (OSError, *MALFORMED) as error:
             raise refuse_public(f"{self.folder / SPEC} cannot be read") from error
 
     def _derive_stated(self, task: Task | ModelSpec) -> RunSpec:

@@ -22,7 +22,7 @@ from silodp.accounting.views import ADVERSARIES, Unit
 from silodp.aggregators.series import name_series, split_name
 from silodp.data.persons import PersonKey
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.runtime.answers import Answers
 from silodp.runtime.run_directory import hold_lock
 from silodp.wire.files import make_private_folder
@@ -49,7 +49,7 @@ def open_ledgers(
 
     Raises:
         SilodpError: A ledger is missing (code ledger.missing) or damaged (code ledger.damaged), or a ledger or the
-            store is an old copy (code gate.set_back).
+            store is an old copy (code gate.rollback_detected).
     """
     make_private_folder(folder)
     ledgers: dict[str, Ledger] = {}
@@ -74,7 +74,7 @@ def open_ledgers(
                     f"the ledger of run {run} in {folder} is an old copy: it lacks a line that the audit log beside it "
                     "knows of, so what was spent is not known; restore the newest ledgers, or if there are none read "
                     "'Backup' in docs/deployment_admin.md; nothing is answered until then.",
-                    code="gate.set_back",
+                    code="gate.rollback_detected",
                 )
         for run, ledger in ledgers.items():
             if store is not None and not ledger.progress.is_ended:
@@ -105,7 +105,7 @@ def find_plan(ledgers: Mapping[str, Ledger]) -> Counts | None:
     first = [ledger for ledger in charged if ledger.is_first and ledger.silo is not None and ledger.silo.plan]
     if not charged or len(first) != 1 or first[0].silo is None:
         return {adversary: {} for adversary in ADVERSARIES} if charged else None
-    with refuse_unsound(
+    with refuse_malformed(
         f"ledger {first[0].path} states a plan that cannot be read: restore it from a copy.",
         code="ledger.damaged",
     ):

@@ -42,7 +42,7 @@ class LifetimeLedger:
         delta: δ of the limits.
         limits: Largest ε by adversary; an adversary that is absent has no limit.
         runs: The ledgers by run.
-        certificates: Those of the filter by which the limits hold however runs are chosen; none: the limits hold for
+        filter_bounds: Those of the filter by which the limits hold however runs are chosen; none: the limits hold for
             runs that were fixed beforehand.
         plan: The charges of the filter's plan, with counts.
         checked: By adversary with a limit, ε including the charge that `find_exceeded` checked last, as of a list that
@@ -52,7 +52,7 @@ class LifetimeLedger:
     delta: float
     limits: Mapping[Adversary, float]
     runs: dict[str, Ledger] = field(default_factory=dict)
-    certificates: tuple[str, ...] = ()
+    filter_bounds: tuple[str, ...] = ()
     plan: Counts = field(default_factory=dict)
     checked: dict[Adversary, float | None] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class LifetimeLedger:
     ) -> float | None:
         """Return the smallest limit under which all runs are admitted; None where there is none.
 
-        Without certificates it is `epsilon`.
+        Without a filter it is `epsilon`.
 
         Args:
             adversary: Against whom.
@@ -101,7 +101,7 @@ class LifetimeLedger:
             run: The run of these charges.
             limit: The limit that is kept. A larger one leaves less room for what ciphertexts disclose.
         """
-        if not self.certificates:
+        if not self.filter_bounds:
             return self.epsilon(adversary, more, run)
         counts = self._count(adversary, more)
         if counts is None:
@@ -115,7 +115,7 @@ class LifetimeLedger:
         def find_spent(adversary: Adversary) -> float | None:
             more = {events[adversary]: 1}
             self.checked[adversary] = self.epsilon(adversary, more, run)
-            if not self.certificates:
+            if not self.filter_bounds:
                 return self.checked[adversary]
             return self.compute_limit(adversary, more, run, self.limits[adversary])
 
@@ -124,13 +124,13 @@ class LifetimeLedger:
             return None
         adversary, told = over
         limit, disclosure = self.limits[adversary], self._sum_disclosure(adversary, run)
-        if self.certificates and not self._filter(adversary).leaves_room(limit, disclosure):
+        if self.filter_bounds and not self._filter(adversary).leaves_room(limit, disclosure):
             return self._filter(adversary).describe_room(limit, disclosure, adversary)
-        needs = "a limit of " if self.certificates else ""
+        needs = "a limit of " if self.filter_bounds else ""
         return f"{needs}{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
 
     def _filter(self, adversary: Adversary) -> Filter:
-        return Filter(self.delta, self.certificates, self.plan.get(adversary))
+        return Filter(self.delta, self.filter_bounds, self.plan.get(adversary))
 
     def _count(self, adversary: Adversary, more: Mapping[Event, int] | None = None) -> Counter[Event] | None:
         """Return how often each event was charged in all runs; None where nothing is promised of them together."""
@@ -171,7 +171,7 @@ def compute_lifetime_cost(
     silo: str,
     delta: float,
     earlier: Mapping[str, Ledger] | None = None,
-    certificates: tuple[str, ...] = (),
+    filter_bounds: tuple[str, ...] = (),
     plan: Counts | None = None,
     limits: Mapping[Adversary, float] | None = None,
 ) -> dict[Adversary, float]:
@@ -184,7 +184,7 @@ def compute_lifetime_cost(
         silo: Name of the silo.
         delta: δ of the limits for all runs.
         earlier: Ledgers of earlier runs by run; None: there are none.
-        certificates: Those of the policy's filter; none: ε of runs that were fixed beforehand.
+        filter_bounds: Those of the policy's filter; none: ε of runs that were fixed beforehand.
         plan: That of the filter; None: it is the run.
         limits: The limits that are kept, where they are fixed already.
 
@@ -194,7 +194,7 @@ def compute_lifetime_cost(
     # Without a charge of its own: it states what the ciphertexts of the run disclose.
     ledger = make_ledger(replace(spec, run=_NEW_RUN), disclosure=spec.aggregator.disclosure(spec))
     counts, runs = count_plan(spec, silo), {**(earlier or {}), _NEW_RUN: ledger}
-    lifetime = LifetimeLedger(delta, {}, runs, certificates, counts if plan is None else plan)
+    lifetime = LifetimeLedger(delta, {}, runs, filter_bounds, counts if plan is None else plan)
     found = {
         adversary: lifetime.compute_limit(adversary, planned, _NEW_RUN, (limits or {}).get(adversary, 0.0))
         for adversary, planned in counts.items()
@@ -211,7 +211,7 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
 
     Returns:
         JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" (of runs that were fixed
-        beforehand) and "limits" by adversary (None: no guarantee; no limit), and "certificates", by which the limits
+        beforehand) and "limits" by adversary (None: no guarantee; no limit), and "filter_bounds", by which the limits
         hold however runs are chosen ([]: only for runs that were fixed beforehand). None before the first run.
 
     Raises:
@@ -231,7 +231,7 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         "delta": policy.delta,
         "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
         "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
-        "certificates": policy.certificates,
+        "filter_bounds": policy.filter_bounds,
     }
 
 
@@ -268,7 +268,7 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     Raises:
         SilodpError: A ledger is missing, damaged or an old copy.
     """
-    earlier, rule, limits = read_ledgers(folder), tuple(policy.certificates), policy.lifetime_epsilon
+    earlier, rule, limits = read_ledgers(folder), tuple(policy.filter_bounds), policy.lifetime_epsilon
     plan, begun = find_plan(earlier), _find_begun(folder, spec.digest, earlier)
     others = {run: ledger for run, ledger in earlier.items() if run != begun}
     needed = compute_lifetime_cost(spec, silo, policy.delta, others, rule, plan, limits)

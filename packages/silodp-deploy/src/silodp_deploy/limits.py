@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from silodp.aggregators.series import split_name
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import MALFORMED, parse_json
 from silodp.runtime.answers import name_answer
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO
@@ -40,7 +40,7 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
             entry = parse_json(line)
             texts = {name: str(entry[name]) for name in ("run", "head")}
             entries.append({**entry, **texts, "charges": int(entry["charges"])})
-        except UNSOUND:
+        except MALFORMED:
             # The line is on disk before the answer leaves (`SiloService.receive`), so nothing left the silo there.
             cut_off += 1
     return entries, cut_off

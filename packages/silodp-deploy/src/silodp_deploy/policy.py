@@ -25,7 +25,7 @@ from silodp_deploy.agreement import JOIN_BYTES
 
 _HEADER = (
     "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
-    "# lifetime_epsilon bounds what all runs tell together. By certificates it holds even if somebody chooses a later\n"
+    "# lifetime_epsilon bounds what all runs tell together. By filter_bounds it holds even if one chooses a later\n"
     "# run after seeing an earlier one's models; without any, only if the runs were fixed beforehand. Fix what you\n"
     "# owe these persons before the first run; to lower a limit later is always safe.\n"
 )
@@ -47,7 +47,7 @@ class Policy(BaseModel):
         persons: Digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
             as the folder's first run. The operator answers for that.
         lifetime_epsilon: The largest ε that all runs of this silo together may spend, by adversary.
-        certificates: Those of the filter by which these limits hold even if later runs are chosen after seeing models
+        filter_bounds: Those of the filter by which these limits hold even if later runs are chosen after seeing models
             ("plan", "gaussian", "order-A"); an empty list: the limits hold for runs that were fixed beforehand.
         methods: Names of the methods that are allowed; an empty list allows all.
         aggregators: Names of the aggregators that are allowed; an empty list allows all.
@@ -83,7 +83,7 @@ class Policy(BaseModel):
     index: str = ""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     lifetime_epsilon: dict[Adversary, _Epsilon]
-    certificates: list[str]
+    filter_bounds: list[str]
     persons: list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = []
     methods: list[str] = []
     aggregators: list[str] = []
@@ -186,8 +186,8 @@ class Policy(BaseModel):
             )
         try:
             policy = cls.model_validate(table)
-            if policy.certificates:
-                Filter(policy.delta, tuple(policy.certificates))
+            if policy.filter_bounds:
+                Filter(policy.delta, tuple(policy.filter_bounds))
             return policy
         except SilodpError as error:
             raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None

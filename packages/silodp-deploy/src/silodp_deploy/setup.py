@@ -20,7 +20,7 @@ from silodp.data.public import PublicData
 from silodp.data.tables.schema import normalize_key
 from silodp.errors import SilodpError, require
 from silodp.methods.base import supports
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import MALFORMED, parse_json
 from silodp.runtime.run_directory import hold_lock
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
@@ -331,7 +331,7 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
             if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
                 raise ValueError
             hash_request_key(request["certificate_request"])
-        except (OSError, *UNSOUND):
+        except (OSError, *MALFORMED):
             raise _refuse_request(
                 f"{path} is no request, or the second one of its party: ask the party to run 'silodp deploy keys'.",
             ) from None

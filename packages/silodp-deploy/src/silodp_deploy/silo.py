@@ -107,7 +107,7 @@ class SiloService:
         # The run of the first charge is the filter's plan: its charges, and no others, were fixed before any release.
         own, plan = count_plan(self._spec, name), find_plan(ledgers)
         plan = own if plan is None else plan
-        rule = tuple(policy.certificates)
+        rule = tuple(policy.filter_bounds)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, FiniteFloat
 
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.text import describe_exception
 from silodp.wire.files import write_durably
 
@@ -135,7 +135,7 @@ def read_status(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {}
-    with refuse_unsound(
+    with refuse_malformed(
         f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
         code="checkpoint.damaged",
     ):

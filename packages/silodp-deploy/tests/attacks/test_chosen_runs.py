@@ -23,7 +23,7 @@ from scipy import optimize, signal
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.cohort import Cohort, CohortRun, create_cohort
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.filters import DEFAULT_BOUNDS, Filter
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.pld import compose_steps
 from silodp.accounting.views import ADVERSARIES
@@ -104,7 +104,7 @@ def find_delta(options: Options, limit: float, admits: Admits) -> float:
 
 @pytest.mark.parametrize("name", ANY_GAME)
 def test_composing_and_refusing_at_the_limit_is_no_limit(name: str) -> None:
-    """The rule of policies without certificates; with it the attacker gains, so the game can tell rules apart."""
+    """The rule of policies without a filter; with it the attacker gains, so the game can tell rules apart."""
     first, second, limit, excess = GAMES[name]
     options = [(find_noise(*one, limit), one[2]) for one in (first, second)]
     found = find_delta(options, limit, lambda charged: compute_epsilon(charged.items(), DELTA) <= limit)
@@ -112,7 +112,7 @@ def test_composing_and_refusing_at_the_limit_is_no_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("certificates", "most"),
+    ("filter_bounds", "most"),
     [
         (("order-4",), 0.16),
         (("order-6",), 0.16),
@@ -120,33 +120,33 @@ def test_composing_and_refusing_at_the_limit_is_no_limit(name: str) -> None:
         (("gaussian",), 0.16),
         # The first release is the list, of which there are copies.
         (("plan",), 0.99),
-        (DEFAULT_CERTIFICATES, 0.45),
+        (DEFAULT_BOUNDS, 0.45),
     ],
 )
 def test_a_filter_holds_whatever_is_chosen(
-    game: tuple[Options, float], certificates: tuple[str, ...], most: float
+    game: tuple[Options, float], filter_bounds: tuple[str, ...], most: float
 ) -> None:
     options, limit = game
-    rule = Filter(DELTA, certificates)
+    rule = Filter(DELTA, filter_bounds)
     assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= most * DELTA
 
 
 @pytest.mark.parametrize("copies", [(3, 2), (1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize(("certificates", "most"), [(("plan",), 1.0), (DEFAULT_CERTIFICATES, 0.5)])
+@pytest.mark.parametrize(("filter_bounds", "most"), [(("plan",), 1.0), (DEFAULT_BOUNDS, 0.5)])
 def test_copies_of_a_list_hold_whatever_is_chosen(
-    game: tuple[Options, float], copies: tuple[int, int], certificates: tuple[str, ...], most: float
+    game: tuple[Options, float], copies: tuple[int, int], filter_bounds: tuple[str, ...], most: float
 ) -> None:
     """Each list has so many runs of the first kind, and of the second."""
     options, limit = game
     plan = {event: n * rounds for n, (event, rounds) in zip(copies, options, strict=True) if n}
-    rule = Filter(DELTA, certificates, plan)
+    rule = Filter(DELTA, filter_bounds, plan)
     assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= most * DELTA
 
 
 @pytest.mark.parametrize("name", ANY_GAME)
-@pytest.mark.parametrize("certificates", [(), DEFAULT_CERTIFICATES], ids=["list", "filter"])
-def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...], name: str) -> None:
-    """The same game through the silo's own rule; without certificates it loses, as the first test says."""
+@pytest.mark.parametrize("filter_bounds", [(), DEFAULT_BOUNDS], ids=["list", "filter"])
+def test_the_limit_of_a_silo_holds_by_its_filter(filter_bounds: tuple[str, ...], name: str) -> None:
+    """The same game through the silo's own rule; without a filter it loses, as the first test says."""
     first, second, limit, excess = GAMES[name]
     options = [(find_noise(*one, limit), one[2]) for one in (first, second)]
     runs = [SelfComposed(event, rounds) for event, rounds in options]
@@ -157,11 +157,11 @@ def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...], 
         ledger = Ledger(None, DELTA, run="1")
         for number, event in enumerate(charges[1:]):
             ledger.charge(number, 0, dict.fromkeys(ADVERSARIES, event))
-        lifetime = LifetimeLedger(DELTA, {"released": limit}, {"1": ledger}, certificates)
+        lifetime = LifetimeLedger(DELTA, {"released": limit}, {"1": ledger}, filter_bounds)
         return lifetime.find_exceeded({"released": charges[0]}) is None
 
     found = find_delta(options, limit, admits)
-    assert found <= 0.45 * DELTA if certificates else found == pytest.approx(excess * DELTA, rel=0.02)
+    assert found <= 0.45 * DELTA if filter_bounds else found == pytest.approx(excess * DELTA, rel=0.02)
 
 
 def test_the_limit_of_a_cohort_holds_by_its_filter(game: tuple[Options, float], tmp_path: Path) -> None:

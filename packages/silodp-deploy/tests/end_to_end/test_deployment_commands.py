@@ -187,7 +187,7 @@ def test_no_advice_about_an_old_copy_leads_to_a_new_run() -> None:
     """Its ledgers lack what was spent since the copy was made: ε of the new run would be shown too small."""
     for code, advice in ADVICE.items():
         assert "new run" not in advice, code
-    assert "Backup" in ADVICE["deploy.set_back"]
+    assert "Backup" in ADVICE["deploy.rollback_detected"]
 
 
 def test_a_code_that_nobody_can_type_is_asked_for_by_name(
@@ -312,10 +312,10 @@ def test_what_all_runs_have_spent_is_told_with_what_it_assumes() -> None:
                 "delta": 1e-5,
                 "epsilon": {"server": 1.0},
                 "limits": {"server": limit},
-                "certificates": rule,
+                "filter_bounds": rule,
             }
             assert told in format_spent(spent)[-1]
-    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0}, certificates=[])
+    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0}, filter_bounds=[])
     assert "only if the runs were fixed beforehand" in policy.to_toml()
 
 

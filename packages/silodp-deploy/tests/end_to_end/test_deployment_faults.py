@@ -188,7 +188,7 @@ def test_a_silo_that_was_restored_from_a_backup_is_noticed(restored: str, tmp_pa
             shutil.copytree(backup / restored, home / restored)
         before = count_charges(processes, "silo-2")
         processes.start("silo-2")
-        code = "deploy.set_back" if restored == "all" else "gate.set_back"
+        code = "deploy.rollback_detected" if restored == "all" else "gate.rollback_detected"
         wait_for(processes, lambda: f"[{code}]" in processes.log("silo-2"))
         # A silo that is not connected is missing: the others go on.
         assert processes.wait_for_server() == 0, processes.log("server")

@@ -28,10 +28,10 @@ from silodp.config.schema import TaskSection
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import MALFORMED, parse_json
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
-from silodp.report.guarantee_text import WHO, is_only_claimed
+from silodp.report.guarantee_text import ADVERSARY_LABELS, is_only_claimed
 from silodp.report.held_out import measure_skill_of
 from silodp.report.skill import Skill, average_skills
 from silodp.runtime.executor import THIS_PROCESS, Executor
@@ -225,7 +225,7 @@ def _load_kept(path: Path, fingerprint: str) -> Fields | None:
         run = parse_json(path.read_text(encoding="utf-8"))
         is_whole = run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] and "skill" in run
         return run if is_whole else None
-    except (OSError, *UNSOUND):
+    except (OSError, *MALFORMED):
         return None
 
 
@@ -332,7 +332,7 @@ def _explain_limits(
     }
     found = []
     if budget is not None:
-        name = f"The budget, ε = {budget.epsilon:g} against {WHO[budget.adversary]},"
+        name = f"The budget, ε = {budget.epsilon:g} against {ADVERSARY_LABELS[budget.adversary]},"
         ended = [f"{m['label']} after round {m['rounds'][-1]}" for m in methods if m["stopped"] == "budget"]
         if ended:
             found.append(f"{name} stopped {', '.join(ended)}.")
@@ -340,7 +340,7 @@ def _explain_limits(
             found.append(f"{name} did not limit {', '.join(free[budget.adversary])}: no guarantee there.")
     for adversary, limit in limits.items():
         if free[adversary]:  # alone, a run of such a method is refused
-            name = f"The limit of every silo, ε = {limit:g} against {WHO[adversary]},"
+            name = f"The limit of every silo, ε = {limit:g} against {ADVERSARY_LABELS[adversary]},"
             refused = ", ".join(free[adversary])
             found.append(f"{name} would refuse {refused}, without a guarantee there; it was not applied.")
     return found

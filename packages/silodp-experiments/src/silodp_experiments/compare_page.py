@@ -11,7 +11,7 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES
 from silodp.report import plots
 from silodp.report.formatting import format_measure, render
-from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
+from silodp.report.guarantee_text import ADVERSARY_LABELS, CLAIMED, format_requested_and_charged
 from silodp.report.page import Picture, PictureFolder
 from silodp.text import join_names, pluralize
 
@@ -117,7 +117,7 @@ def render_comparison(result: Fields, out: Path) -> str:
                 utility.append(pictures.add(f"{i}-{against}", figure, caption))
     curves = [_make_curve(method, None) for method in result["methods"]]
     figure = plots.plot_epsilon_comparison(curves)
-    caption = f"ε against {WHO['released']}, after every round of one run."
+    caption = f"ε against {ADVERSARY_LABELS['released']}, after every round of one run."
     epsilon = None if figure is None else pictures.add("epsilon", figure, caption)
     # Names of pictures begin with a number or "epsilon": those of an earlier comparison must not stay beside the new
     # ones.
@@ -154,7 +154,7 @@ def _list_missing(methods: Sequence[Mapping[str, Any]]) -> list[tuple[list[str],
         against: dict[str, list[str]] = {}
         for adversary in ADVERSARIES:
             if method["private"] and method["reasons"][adversary]:
-                against.setdefault(method["reasons"][adversary], []).append(WHO[adversary])
+                against.setdefault(method["reasons"][adversary], []).append(ADVERSARY_LABELS[adversary])
         if against:
             parts = (f"no guarantee against {join_names(who)}: {reason}" for reason, who in against.items())
             found.setdefault("; ".join(parts), []).append(method["label"])

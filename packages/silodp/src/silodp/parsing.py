@@ -18,7 +18,7 @@ from silodp.errors import SilodpError
 MAX_DEPTH = 64
 """Levels of objects and lists in any text that silodp writes or reads are fewer."""
 
-UNSOUND = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """What a reader raises where plain values are not of the form that it expects."""
 
 
@@ -66,7 +66,7 @@ def is_format(stated: object, *known: int) -> bool:
     return type(stated) is int and stated in known
 
 
-def explain_unsound(error: Exception) -> str:
+def explain_malformed(error: Exception) -> str:
     """Return in one line what a reader found unsound."""
     if isinstance(error, ValueError) and hasattr(error, "errors"):  # pydantic's, which is not imported for it
         first = error.errors(include_url=False, include_input=False)[0]
@@ -95,8 +95,8 @@ def _parse(parse: Callable[[Any], Any], text: bytes | str, max_depth: int) -> An
 
 
 @contextmanager
-def refuse_unsound(message: str | Callable[[Exception], str], *, code: str) -> Iterator[None]:
-    """Raise one SilodpError where the code inside finds plain values unsound (`UNSOUND`).
+def refuse_malformed(message: str | Callable[[Exception], str], *, code: str) -> Iterator[None]:
+    """Raise one SilodpError where the code inside finds plain values unsound (`MALFORMED`).
 
     Args:
         message: The message of the error, or a function of the exception that returns it.
@@ -104,7 +104,7 @@ def refuse_unsound(message: str | Callable[[Exception], str], *, code: str) -> I
     """
     try:
         yield
-    except UNSOUND as error:
+    except MALFORMED as error:
         # `from None`: the chain of exceptions would show what a damaged file holds.
         text = message if isinstance(message, str) else message(error)
         raise SilodpError(text, code=code) from None

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from silodp.parsing import MAX_DEPTH, NestedTooDeepError, parse_json, parse_texts, parse_toml, refuse_unsound
+from silodp.parsing import (
+    MAX_DEPTH,
+    NestedTooDeepError,
+    parse_json,
+    parse_texts,
+    parse_toml,
+    refuse_malformed,
+)
 from support.refusals import refused
 
 
@@ -49,7 +56,7 @@ def test_an_object_of_texts_is_nothing_else(text: bytes) -> None:
 
 def test_unsound_values_are_one_error_with_the_readers_code() -> None:
     def read(text: str) -> int:
-        with refuse_unsound(lambda error: f"{type(error).__name__} in it", code="report.damaged"):
+        with refuse_malformed(lambda error: f"{type(error).__name__} in it", code="report.damaged"):
             return int(parse_json(text)["a"][0])
         raise AssertionError
 
@@ -60,5 +67,5 @@ def test_unsound_values_are_one_error_with_the_readers_code() -> None:
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(FileNotFoundError), refuse_unsound("damaged", code="report.damaged"):
+    with pytest.raises(FileNotFoundError), refuse_malformed("damaged", code="report.damaged"):
         raise FileNotFoundError

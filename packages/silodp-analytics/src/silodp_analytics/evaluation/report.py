@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from silodp.parsing import refuse_unsound
+from silodp.parsing import refuse_malformed
 from silodp.report.estimates import Estimate, format_estimate
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def find_evaluation(rows: Sequence[MetricsRow]) -> NoisyEvaluation | None:
     for row in reversed(rows):
         found = row.get("evaluation")
         if found is not None:
-            with refuse_unsound(
+            with refuse_malformed(
                 f"the evaluation after round {row['round']} in metrics.jsonl cannot be read: restore the file from a "
                 "copy.",
                 code="run.metrics_damaged",

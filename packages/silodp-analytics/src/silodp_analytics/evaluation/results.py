@@ -16,7 +16,7 @@ from torch import Tensor
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.silo_data import SiloData
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import MALFORMED, parse_json
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.simulation import measure_records
 from silodp.training.task import Task
@@ -135,7 +135,7 @@ class LocalMetrics:
             return []
         found = []
         for line in self.path.read_bytes().splitlines():
-            with suppress(*UNSOUND):  # a line that a crash cut off: that model is evaluated again
+            with suppress(*MALFORMED):  # a line that a crash cut off: that model is evaluated again
                 row = parse_json(line)
                 found.append({"run": row["run"], "round": row["round"]})
         return found

@@ -92,7 +92,7 @@ def _write_config(resolved: ResolvedRun, path: Path) -> tuple[dict[str, Any], li
 def _run(resolved: ResolvedRun, directory: Path, cohort: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Run the round, and return its summary with its lines."""
     from silodp.cli.run import run_config
-    from silodp.report.guarantee_text import WHO
+    from silodp.report.guarantee_text import ADVERSARY_LABELS
     from silodp.report.run_record import read_run
     from silodp.runtime.run_files import STATISTICS
     from silodp_analytics.statistics.report.page import find_release, format_release
@@ -103,7 +103,10 @@ def _run(resolved: ResolvedRun, directory: Path, cohort: Path | None) -> tuple[d
     shared = str(directory / STATISTICS)
     lines = [
         *found,
-        *(text.replace(WHO["released"], "whoever sees the statistics") for text in summary["in_words"]),
+        *(
+            text.replace(ADVERSARY_LABELS["released"], "whoever sees the statistics")
+            for text in summary["in_words"]
+        ),
     ]
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")

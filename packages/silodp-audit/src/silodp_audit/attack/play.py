@@ -22,7 +22,7 @@ from silodp.aggregators.series import SERIES, Series
 from silodp.errors import SilodpError, lookup, require
 from silodp.methods.base import Method
 from silodp.methods.roles import WeightRule
-from silodp.report.guarantee_text import WHO
+from silodp.report.guarantee_text import ADVERSARY_LABELS
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.settings import Range, Whole, check_choice, check_value
@@ -387,7 +387,9 @@ def _list_evaluation_tests(result: AttackResult) -> list[NoiseTest]:
             seen, passed = row.measured, row.verdict != "violation"
             limits = seen.auc, seen.auc_lower, seen.auc_upper
             found.append(
-                NoiseTest(f"{EVALUATION}AUC of {WHO[row.adversary]}", *limits, row.claim.auc, passed)
+                NoiseTest(
+                    f"{EVALUATION}AUC of {ADVERSARY_LABELS[row.adversary]}", *limits, row.claim.auc, passed
+                )
             )
     return found
 

@@ -12,7 +12,7 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.run_files import ATTACK, CONFIG, LEDGER, RUN_SPEC
 from silodp.wire.files import write_durably
@@ -57,7 +57,7 @@ def find_directory_target(directory: Path, overrides: Any = ()) -> Target:
             field="--set",
         )
     settings, path = load_settings(directory / CONFIG), directory / RUN_SPEC
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+    with refuse_malformed(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         stored = parse_json(path.read_bytes())
         digest, names = str(stored["digest"]), tuple(map(str, stored["data"]["silos"]))
     _, guarantees = read_guarantees(directory)

@@ -12,7 +12,7 @@ from silodp.cli._console import Json, format_command, log, show
 from silodp.text import pluralize
 
 if TYPE_CHECKING:
-    from silodp.report.facts import Facts
+    from silodp.report.facts import ReportData
     from silodp.report.run_record import RunRecord
 
 _Shown = tuple[dict[str, Any], list[str]]
@@ -53,7 +53,7 @@ def run_task(
     show(result, as_json, lines)
 
 
-def _write_checklist(directory: Path, facts: Facts, path: Path) -> _Shown:
+def _write_checklist(directory: Path, facts: ReportData, path: Path) -> _Shown:
     from silodp.report.statements import list_statements
     from silodp_audit.report.checklist import write_checklist
 
@@ -71,7 +71,7 @@ def _write_checklist(directory: Path, facts: Facts, path: Path) -> _Shown:
 
 def _sign(
     directory: Path,
-    facts: Facts,
+    facts: ReportData,
     key: Path,
     name: str,
     role: str,
@@ -131,7 +131,7 @@ def _verify(directory: Path, key: Path) -> _Shown:
     return result, [*lines, MEANING]
 
 
-def _print_manifest(directory: Path, facts: Facts, checklist: Path | None) -> _Shown:
+def _print_manifest(directory: Path, facts: ReportData, checklist: Path | None) -> _Shown:
     from silodp.runtime.run_files import digest_file
     from silodp_audit.report.signature import MEANING, digest_files, read_answers
 
@@ -146,7 +146,7 @@ def _print_manifest(directory: Path, facts: Facts, checklist: Path | None) -> _S
     return {"files": files}, [f"{digest}  {name}" for name, digest in files.items()]
 
 
-def _write_template(directory: Path, facts: Facts, name: str, out: Path | None) -> _Shown:
+def _write_template(directory: Path, facts: ReportData, name: str, out: Path | None) -> _Shown:
     from silodp_audit.report.forms import write_form
 
     path, open_ = write_form(directory, facts, name, out)

@@ -17,9 +17,9 @@ from pydantic import Field, FiniteFloat, TypeAdapter
 from silodp.accounting.guarantee import Guarantee, format_epsilon
 from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError, name_file
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.report.formatting import format_accuracy, format_lower_limit
-from silodp.report.guarantee_text import WHO
+from silodp.report.guarantee_text import ADVERSARY_LABELS
 from silodp.report.rederive import is_covered
 from silodp.runtime.run_files import ATTACK, RUN_SPEC
 from silodp.text import join_names, pluralize
@@ -284,7 +284,9 @@ class AttackRecord:
         """Return the attacks with the names of their adversaries; those who see the same share an entry."""
         groups: dict[AttackedView, list[str]] = {}
         for view in self.adversaries:
-            groups.setdefault(replace(view, adversary="released"), []).append(WHO[view.adversary])
+            groups.setdefault(replace(view, adversary="released"), []).append(
+                ADVERSARY_LABELS[view.adversary]
+            )
         return [(join_names(names), view) for view, names in groups.items()]
 
     def describe_views(self) -> list[str]:
@@ -342,7 +344,7 @@ def read_attack(directory: Path, guarantees: Mapping[Adversary, Guarantee]) -> A
         return None
     with name_file(path):
         content = path.read_bytes()
-    with refuse_unsound(
+    with refuse_malformed(
         f"{path} is damaged: delete it, or attack the run again with 'silodp attack'.", code="report.damaged"
     ):
         fields: dict[str, Any] = dict(parse_json(content).items())  # a list has no items
@@ -369,7 +371,7 @@ def _find_other_run(record: AttackRecord, directory: Path) -> str | None:
     path = directory / RUN_SPEC
     if not path.exists():
         return f"{RUN_SPEC}, which says what was attacked, is missing"
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+    with refuse_malformed(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         digest = parse_json(path.read_bytes())["digest"]
     return None if record.spec == digest else f"it is of another digest than {RUN_SPEC}"
 
@@ -378,7 +380,7 @@ def _find_other_promise(record: AttackRecord, guarantees: Mapping[Adversary, Gua
     """Return where an attack tested a weaker promise than the run makes."""
     for view in record.adversaries:
         promised = guarantees[view.adversary].epsilon
-        who = WHO[view.adversary]
+        who = ADVERSARY_LABELS[view.adversary]
         if (view.verdict == "no guarantee" and promised is not None) or (view.claim and promised is None):
             return f"it disagrees with guarantee.json on whether there is a guarantee against {who}"
         # After fewer rounds less was promised; a smaller ε is a stricter test, which a run may be put to.

@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from silodp.errors import SilodpError, require
-from silodp.parsing import is_format, parse_toml, refuse_unsound
+from silodp.parsing import is_format, parse_toml, refuse_malformed
 from silodp.report.statements import Statement
 from silodp.text import pluralize
 from silodp.wire.files import write_durably
@@ -161,7 +161,7 @@ def read_checklist(
 
 def _read_tables(content: bytes, where: str, run: str) -> dict[str, dict[str, Any]]:
     """Return the tables of the statements in a checklist of this run."""
-    with refuse_unsound(
+    with refuse_malformed(
         f"{where} is no checklist of a report: write one with 'silodp report DIR --checklist FILE', and change only "
         "what it asks for.",
         code="report.checklist",
@@ -183,7 +183,7 @@ def _read_answer(table: dict[str, Any], where: str) -> Answer:
     # TOML has dates without quotes, and people write them.
     if isinstance(table["date"], date):
         table["date"] = str(table["date"])
-    with refuse_unsound(
+    with refuse_malformed(
         f'{where} has an entry that cannot be read: confirmed is "yes" or "no", date as in "2026-11-26", the '
         "others one line of text, all in quotes.",
         code="report.checklist",
@@ -193,6 +193,6 @@ def _read_answer(table: dict[str, Any], where: str) -> Answer:
 
 
 def require_value(holds: object) -> None:
-    """Raise ValueError unless a condition holds: for code inside `refuse_unsound`."""
+    """Raise ValueError unless a condition holds: for code inside `refuse_malformed`."""
     if not holds:
         raise ValueError

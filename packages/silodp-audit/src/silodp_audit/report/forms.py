@@ -13,7 +13,7 @@ from pathlib import Path
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import lookup
-from silodp.report.facts import Facts
+from silodp.report.facts import ReportData
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import IF_DEPLOYED, describe_guarantee, format_guarantees
 from silodp.runtime.run_files import ATTACK, GUARANTEE, digest_file
@@ -33,7 +33,7 @@ OPEN = "TO DO"
 """Marks what a person has to fill in."""
 
 
-def write_form(directory: Path, facts: Facts, name: str, path: Path | None = None) -> tuple[Path, int]:
+def write_form(directory: Path, facts: ReportData, name: str, path: Path | None = None) -> tuple[Path, int]:
     """Write a draft; a file that is there is never replaced.
 
     Args:
@@ -56,7 +56,7 @@ def write_form(directory: Path, facts: Facts, name: str, path: Path | None = Non
     return path, text.count(OPEN)
 
 
-def compose_form(directory: Path, facts: Facts, name: str) -> str:
+def compose_form(directory: Path, facts: ReportData, name: str) -> str:
     """Return the text of a form."""
     guarantees, attack = list(facts.run.guarantees.values()), read_attack(directory, facts.run.guarantees)
     epsilon = facts.released.epsilon
@@ -76,7 +76,7 @@ def compose_form(directory: Path, facts: Facts, name: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def _list_caveats(facts: Facts) -> list[str]:
+def _list_caveats(facts: ReportData) -> list[str]:
     """Return what a reader has to know before any number of a form."""
     found = []
     if facts.run.audit is None:

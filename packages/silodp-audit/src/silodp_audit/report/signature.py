@@ -24,8 +24,8 @@ from pydantic import TypeAdapter
 from silodp._lazy import find_version
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError, require
-from silodp.parsing import UNSOUND, parse_json, refuse_unsound
-from silodp.report.facts import Facts, list_assumptions
+from silodp.parsing import MALFORMED, parse_json, refuse_malformed
+from silodp.report.facts import ReportData, list_assumptions
 from silodp.report.run_record import read_guarantees, read_run
 from silodp.report.statements import Statement, list_statements
 from silodp.runtime.model_description import CARD, DESCRIPTION, WEIGHTS
@@ -213,7 +213,12 @@ def digest_files(directory: Path) -> dict[str, str]:
 
 
 def sign_report(
-    directory: Path, facts: Facts, identity: Identity, role: str, checklist: Path | None, again: bool = False
+    directory: Path,
+    facts: ReportData,
+    identity: Identity,
+    role: str,
+    checklist: Path | None,
+    again: bool = False,
 ) -> tuple[Path, Signature]:
     """Sign the report of a run as it is on disk; nothing of it is written.
 
@@ -265,7 +270,7 @@ def sign_report(
         statements=answers,
         silodp=find_version(),
     )
-    with refuse_unsound(
+    with refuse_malformed(
         "--name and --role: give each as one line of text of at most 2,000 characters.", code="argument.value"
     ):
         _SIGNATURE.validate_python(asdict(signature))
@@ -277,7 +282,7 @@ def sign_report(
     return path, signature
 
 
-def read_answers(path: Path | None, facts: Facts) -> tuple[tuple[SignedStatement, ...], bytes | None]:
+def read_answers(path: Path | None, facts: ReportData) -> tuple[tuple[SignedStatement, ...], bytes | None]:
     """Return the statements of a report with the answers of a checklist, and the content of this file.
 
     Raises:
@@ -361,7 +366,7 @@ def _read_signature(path: Path) -> tuple[Signature, bytes]:
         signature = _SIGNATURE.validate_python(fields)
         # Whatever else the file says, or says in another way, was not signed.
         require_value(fields["format"] == FORMAT and signature.seal(proof) == content)
-    except UNSOUND:
+    except MALFORMED:
         raise _refuse_signature(path) from None
     return signature, proof
 

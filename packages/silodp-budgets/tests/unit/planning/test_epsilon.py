@@ -18,7 +18,7 @@ from silodp.accounting.views import ADVERSARIES
 from silodp.config.build import build_aggregator, get_fields
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, FederationSize, UldpAvg
-from silodp.planning.epsilon import answer_question
+from silodp.planning.epsilon import compute_epsilon_for
 from silodp.planning.plan import plan_run
 from silodp_budgets.rpdp.method import TwoStageSampling
 from silodp_budgets.user_budgets import UserBudgets
@@ -36,7 +36,7 @@ CONSTANTS: dict[str, Any] = {
     "client_sampling": 0.6,
     "trajectory": "paper",
 }
-"""What a question to `answer_question` says, of those that a method has."""
+"""What a question to `compute_epsilon_for` says, of those that a method has."""
 FILLED: dict[str, Any] = {
     "clip": 0.7,
     "expected_batch_size": 20.0,
@@ -75,7 +75,7 @@ def test_a_question_and_a_plan_have_one_answer(name: str, adversary: Any, aggreg
         fields["record_sampling"] = made.budgets.most  # the plan is about the record of the largest budget
     if name == "rpdp-filter":
         fields["largest_budget"] = FILLED["largest_budget"]
-    found = answer_question(
+    found = compute_epsilon_for(
         name,
         fields,
         rounds=ROUNDS,
@@ -118,10 +118,10 @@ def test_the_filter_ends_after_however_many_rounds(silodp: Silodp) -> None:
 def test_who_is_charged_by_joined_rounds_is_charged_in_full() -> None:
     fields = {**of("rpdp", CONSTANTS), "record_sampling": 0.1}
     said = {
-        ledger: answer_question("rpdp", {**fields, "ledger": ledger}, rounds=ROUNDS)["epsilon"]
+        ledger: compute_epsilon_for("rpdp", {**fields, "ledger": ledger}, rounds=ROUNDS)["epsilon"]
         for ledger in ("planned", "realized")
     }
-    full = answer_question("rpdp", {**fields, "client_sampling": 1.0}, rounds=ROUNDS)["epsilon"]
+    full = compute_epsilon_for("rpdp", {**fields, "client_sampling": 1.0}, rounds=ROUNDS)["epsilon"]
     assert said["planned"] < said["realized"] == full
 
 
@@ -133,7 +133,7 @@ def test_no_method_ignores_that_the_adversary_knows_the_sample(name: str) -> Non
         fields["record_sampling"] = 0.1
     if name == "rpdp-filter":
         fields["largest_budget"] = FILLED["largest_budget"]
-    asked = partial(answer_question, name, fields, rounds=ROUNDS, silos=SILOS)
+    asked = partial(compute_epsilon_for, name, fields, rounds=ROUNDS, silos=SILOS)
     hidden, known = asked()["epsilon"], asked(knows_sample=True)["epsilon"]
     if any(field.endswith("_sampling") for field in fields):
         assert known > 1.3 * hidden
@@ -144,7 +144,7 @@ def test_no_method_ignores_that_the_adversary_knows_the_sample(name: str) -> Non
 def test_known_draws_of_records_cost_the_mixture_over_how_often_a_record_was_drawn() -> None:
     q, sigma = 0.1, 3.0
     fields = {"noise_multiplier": sigma, "local_steps": 1, "record_sampling": q}
-    found = answer_question("ddp", fields, rounds=ROUNDS, delta=DELTA, silos=SILOS, knows_sample=True)
+    found = compute_epsilon_for("ddp", fields, rounds=ROUNDS, delta=DELTA, silos=SILOS, knows_sample=True)
     often = np.arange(1, ROUNDS + 1)
     mu, epsilon = np.sqrt(often / SILOS) / sigma, found["epsilon"]
     above = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
@@ -153,7 +153,7 @@ def test_known_draws_of_records_cost_the_mixture_over_how_often_a_record_was_dra
 
 def test_known_draws_of_several_records_of_a_person_are_refused() -> None:
     with refused("argument.conflict") as caught:
-        answer_question(
+        compute_epsilon_for(
             "uldp-group",
             {**of("uldp-group", CONSTANTS), "group_size": 2 * SILOS},
             rounds=ROUNDS,
@@ -166,7 +166,7 @@ def test_known_draws_of_several_records_of_a_person_are_refused() -> None:
 def test_a_budget_beside_the_probability_of_a_record_is_refused() -> None:
     fields = {**of("rpdp", CONSTANTS), "record_sampling": 0.1, "largest_budget": 0.01}
     with refused("argument.conflict") as caught:
-        answer_question("rpdp", fields, rounds=ROUNDS)
+        compute_epsilon_for("rpdp", fields, rounds=ROUNDS)
     assert caught.value.field == "largest_budget"
 
 
@@ -175,9 +175,9 @@ def test_an_aggregator_for_fewer_rounds_is_refused() -> None:
     fields = {**of("uldp-avg", CONSTANTS), "weighting": "records"}
     asked = {"silos": SILOS, "users": USERS, "adversary": "server", "aggregator": "lattice"}
     with refused("argument.conflict"):
-        answer_question("uldp-avg", fields, rounds=201, **asked)
-    answer_question("uldp-avg", fields, rounds=200, **asked)
-    answer_question("uldp-avg", fields, rounds=201, aggregation={"attempts": 201}, **asked)
+        compute_epsilon_for("uldp-avg", fields, rounds=201, **asked)
+    compute_epsilon_for("uldp-avg", fields, rounds=200, **asked)
+    compute_epsilon_for("uldp-avg", fields, rounds=201, aggregation={"attempts": 201}, **asked)
 
 
 @pytest.mark.parametrize("by", ["sampling", "clip"])
@@ -186,12 +186,12 @@ def test_persons_own_budgets_are_kept_to_in_a_question_too(by: Any) -> None:
     personal = UserBudgets(by, rounds=ROUNDS, largest_budget=0.8, mean_sampling=mean)
     fields = {"noise_multiplier": 3.0, "personal": personal}
     expected = planned(UldpAvg(clip=1.0, **fields))
-    found = answer_question(
+    found = compute_epsilon_for(
         "uldp-avg", fields, rounds=ROUNDS, delta=DELTA, adversary="server", silos=SILOS, users=USERS
     )
     assert found["epsilon"] == expected["adversaries"]["server"]["epsilon"]
     assert 0.75 < found["epsilon"] <= 0.8
-    whole = answer_question(
+    whole = compute_epsilon_for(
         "uldp-avg", {"noise_multiplier": 3.0}, rounds=ROUNDS, delta=DELTA, adversary="server", silos=SILOS
     )
     assert whole["epsilon"] > 2
@@ -236,7 +236,7 @@ def test_a_delta_that_promises_nothing_is_remarked_on(
 
 def test_users_are_counted() -> None:
     with pytest.raises(SilodpError, match="users = 0"):
-        answer_question("uldp-avg", {"noise_multiplier": 5.0}, rounds=3, users=0)
+        compute_epsilon_for("uldp-avg", {"noise_multiplier": 5.0}, rounds=3, users=0)
 
 
 OWN_FIELD = """
@@ -257,7 +257,7 @@ class Declared(Warm):
 def test_a_method_says_itself_on_which_of_its_fields_epsilon_does_not_depend(tmp_path: Path) -> None:
     path = tmp_path / "warm.py"
     path.write_text(OWN_FIELD)
-    asked = partial(answer_question, fields={"noise_multiplier": 5.0}, rounds=3)
+    asked = partial(compute_epsilon_for, fields={"noise_multiplier": 5.0}, rounds=3)
     found = asked(f"{path}:Declared")
     assert found["epsilon"] == asked("uldp-avg")["epsilon"]
     assert asdict(OTHER_CODE) in found["assumptions"]

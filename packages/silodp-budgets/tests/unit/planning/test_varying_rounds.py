@@ -17,7 +17,7 @@ from silodp.accounting.views import View, reads_round
 from silodp.aggregators import RunSpec
 from silodp.methods import FederationSize, UldpAvg
 from silodp.planning import plan
-from silodp.planning.epsilon import answer_question
+from silodp.planning.epsilon import compute_epsilon_for
 from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp_budgets.user_budgets import UserBudgets
@@ -296,7 +296,7 @@ def test_an_accountant_object_answers_as_before() -> None:
         def compose(self, charges: Iterable[tuple[Event, int]]) -> Composition:
             return Zero()
 
-    found = answer_question("uldp-avg", {"noise_multiplier": 5.0}, rounds=4, accountant=Seven())
+    found = compute_epsilon_for("uldp-avg", {"noise_multiplier": 5.0}, rounds=4, accountant=Seven())
     assert (found["accountant"], found["epsilon"]) == ("seven", 7.0)
 
 

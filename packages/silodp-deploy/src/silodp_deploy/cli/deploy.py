@@ -325,7 +325,7 @@ def accept(
         f"Read {pluralize(len(records), 'training record')} of {pluralize(persons, 'person')} (private to this silo).",
         f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: {format_command('silo', public, folder)}",
     ]
-    if not policy.certificates:
+    if not policy.filter_bounds:
         lines.append(
             "The limits of the policy hold for runs that were fixed before the first model was seen."
         )

@@ -256,7 +256,7 @@ FILTERED_RUNS = (
     "(ε holds if the runs were fixed before the first model was seen; the limits hold however later runs are chosen, "
     "since the silo refuses by a privacy filter, which needs somewhat more than ε)"
 )
-"""The same where the policy has certificates (docs/privacy.md, section 12)."""
+"""The same where the policy has a filter (docs/privacy.md, section 12)."""
 
 
 def audit_log(folder: Folder, as_json: Json = False) -> None:
@@ -311,4 +311,4 @@ def format_spent(spent: Mapping[str, Any] | None) -> list[str]:
         if limit is not None:
             told += f" of at most {format_epsilon(limit)}"
         lines.append(f"  {adversary:<9} {told}")
-    return [*lines, f"  {FILTERED_RUNS if spent['certificates'] else FIXED_RUNS}"]
+    return [*lines, f"  {FILTERED_RUNS if spent['filter_bounds'] else FIXED_RUNS}"]

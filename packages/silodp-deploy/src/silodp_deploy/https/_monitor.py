@@ -115,9 +115,11 @@ def _escape(label: str) -> str:
 
 def render_page(state: State) -> str:
     """Return the status page: one HTML file without scripts, which loads nothing."""
-    from silodp.report.guarantee_text import WHO  # a silo, which imports this package, renders no page
+    from silodp.report.guarantee_text import (
+        ADVERSARY_LABELS,  # a silo, which imports this package, renders no page
+    )
 
-    who = {str(name): told for name, told in WHO.items()}
+    who = {str(name): told for name, told in ADVERSARY_LABELS.items()}
     silos = [
         {
             "name": name,

@@ -22,7 +22,7 @@ ADVICE = {
     "deploy.key": "use the silo's one folder, which has its ledgers, and send the request in it to the coordinator",
     "deploy.server_stopped": "nothing needs to be done",
     # No new run: it would be charged to ledgers that lack what was spent since the copy was made.
-    "deploy.set_back": "restore the newest copy of the folder, or read 'Backup' in docs/deployment_admin.md",
+    "deploy.rollback_detected": "restore the newest copy of the folder, or read 'Backup' in docs/deployment_admin.md",
     "deploy.unknown_silo": "ask the coordinator which roster the server has",
     "deploy.version": "install a version of silodp with the server's protocol ('silodp deploy check' names both)",
 }

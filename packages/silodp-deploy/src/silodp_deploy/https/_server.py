@@ -275,7 +275,7 @@ class HttpsServer(Mailbox):
         connection = self._connections[name]
         # The silo knows of fewer answers than have arrived here: its folder, ledgers included, is an old copy.
         if answers < self._answers[name]:
-            raise self._refuse(name, 409, "deploy.set_back")
+            raise self._refuse(name, 409, "deploy.rollback_detected")
         self._answers[name] = answers
         if connection.reading is not None:
             connection.reading.cancel()  # the other connection may be lost; the silo sends its answer again

@@ -17,7 +17,7 @@ import tomli_w
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled
-from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.filters import DEFAULT_BOUNDS, Filter
 from silodp.accounting.ledger import Budget, Ledger, SiloHeader, reopen_ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators.run_spec import RunSpec
@@ -291,7 +291,7 @@ def test_the_limit_that_accept_writes_is_what_the_whole_run_costs(public: Path) 
     assert needed["released"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_by_certificates_a_later_run_costs_more_than_in_a_fixed_list() -> None:
+def test_by_filter_bounds_a_later_run_costs_more_than_in_a_fixed_list() -> None:
     """A list may be composed by the accountant; a run that is chosen later must fit a filter."""
     first = Ledger(None, 1e-5, "pld", run="1")
     for round_ in range(3):
@@ -299,7 +299,7 @@ def test_by_certificates_a_later_run_costs_more_than_in_a_fixed_list() -> None:
     plan = {"released": first.counts("released")}
     limits = {"released": 3.0}
     by_list = LifetimeLedger(1e-5, limits, {"1": first})
-    by_filter = LifetimeLedger(1e-5, limits, {"1": first}, DEFAULT_CERTIFICATES, plan)
+    by_filter = LifetimeLedger(1e-5, limits, {"1": first}, DEFAULT_BOUNDS, plan)
     alone = by_filter.compute_limit("released")
     assert alone == Filter(1e-5, plan=plan["released"]).epsilon(plan["released"])
     assert by_list.compute_limit("released") < alone < 3.0
@@ -332,19 +332,19 @@ def test_accept_fixes_a_filter_whose_plan_is_the_run(public: Path, tmp_path: Pat
     consortium = Consortium.load(public)
     name = consortium.spec.names[0]
     plan = count_plan(consortium.spec, name)
-    needed = compute_lifetime_cost(consortium.spec, name, 1e-5, certificates=DEFAULT_CERTIFICATES)
+    needed = compute_lifetime_cost(consortium.spec, name, 1e-5, filter_bounds=DEFAULT_BOUNDS)
     assert needed["released"] == pytest.approx(
         compute_epsilon(plan["released"].items(), 0.99 * 1e-5 / 2, "pld"), rel=1e-9
     )
     assert encode_plan(plan) != encode_plan(count_plan(replace(consortium.spec, rounds=1), name))
     # Other settings of the run are no other plan.
     assert encode_plan(plan) == encode_plan(count_plan(replace(consortium.spec, separate=True), name))
-    # With another plan, the run needs the limit of the other certificates.
+    # With another plan, the run needs the limit of the other bounds.
     other = compute_lifetime_cost(
         consortium.spec,
         name,
         1e-5,
-        certificates=DEFAULT_CERTIFICATES,
+        filter_bounds=DEFAULT_BOUNDS,
         plan={adversary: {Gaussian(9.0): 1} for adversary in plan},
     )
     assert other["released"] > needed["released"]
@@ -362,7 +362,7 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         accepted=["a" * 64],
         data="t.csv",
         lifetime_epsilon={"released": 3.5},
-        certificates=[],
+        filter_bounds=[],
         columns=['"ä" = 1'],
     )
     path = tmp_path / "policy.toml"
@@ -374,7 +374,7 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert caught.value.code.startswith("config.")
     assert str(path) in str(caught.value)
     for wrong in ('["order-1"]', '["plan", "plan"]', '["pld"]'):
-        path.write_text(policy.to_toml().replace("certificates = []", f"certificates = {wrong}"))
+        path.write_text(policy.to_toml().replace("filter_bounds = []", f"filter_bounds = {wrong}"))
         with refused("argument.value") as caught:
             Policy.load(path)
         assert str(path) in str(caught.value)
@@ -472,10 +472,10 @@ def test_a_policy_that_is_written_after_charges_claims_no_filter(tmp_path: Path)
     parties = make_parties(tmp_path, CONFIG)
     home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
     path = home / "policy.toml"
-    assert Policy.load(path).certificates == list(DEFAULT_CERTIFICATES)
+    assert Policy.load(path).filter_bounds == list(DEFAULT_BOUNDS)
     path.unlink()
     make_charged(home, consortium.spec)
-    assert write_policy(home, consortium, "records.npz", allow_seed=True).certificates == []
+    assert write_policy(home, consortium, "records.npz", allow_seed=True).filter_bounds == []
 
 
 OTHER_PLAN = {adversary: {Gaussian(9.0): 2} for adversary in ADVERSARIES}

@@ -717,7 +717,7 @@ def test_a_silo_that_knows_of_fewer_answers_than_its_server_is_refused(
             answers, _ = server.ask({"north": b"56"}, timeout=1 if refused else 20)
             assert (answers == {}) is refused
             assert (north.asked == []) is refused
-    assert "deploy.set_back" in caplog.text
+    assert "deploy.rollback_detected" in caplog.text
 
 
 def test_a_server_waits_for_its_silos(parties: Parties) -> None:

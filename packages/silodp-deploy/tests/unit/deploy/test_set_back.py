@@ -122,7 +122,7 @@ def test_a_silo_whose_ledgers_were_set_back_answers_nothing(silo: Silo, tmp_path
     silo.copy(tmp_path / "new", "ledgers")
     silo.restore(tmp_path / "old", "ledgers")
     (silo.folder / "audit.jsonl").unlink()
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         ask_all(silo, list_requests(silo, OTHER))
     silo.restore(tmp_path / "new", "ledgers")
     ask_all(silo, list_requests(silo, OTHER)[:1])
@@ -137,7 +137,7 @@ def test_an_evaluation_that_the_ledger_lost_is_noticed(silo: Silo, tmp_path: Pat
         silo.ask(service, requests[3])
     silo.restore(tmp_path / "old", "ledgers")
     (silo.folder / "audit.jsonl").unlink()
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         ask_all(silo, [])
 
 
@@ -148,7 +148,7 @@ def test_the_audit_log_shows_that_store_and_ledgers_were_set_back(silo: Silo, tm
     silo.copy(tmp_path / "old", "store", "ledgers")
     ask_all(silo, requests)
     silo.restore(tmp_path / "old", "store", "ledgers")
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         ask_all(silo, requests[3:])
     for part in ("store", "ledgers"):  # as before the run: all that knows of it is the log
         for path in (silo.folder / part).iterdir():
@@ -178,7 +178,7 @@ def test_what_a_silo_has_spent_is_not_read_off_an_old_copy(silo: Silo, tmp_path:
     assert spent is not None
     assert spent["epsilon"]["server"] > 0
     silo.restore(tmp_path / "old", "ledgers")
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         read_spent(silo.folder, entries)
 
 
@@ -189,7 +189,7 @@ def test_runs_whose_store_is_lost_are_ended_and_stay_counted(silo: Silo, tmp_pat
     silo.copy(tmp_path / "old", "store")
     ask_all(silo, requests)
     silo.restore(tmp_path / "old", "store")
-    with refused("gate.set_back"):
+    with refused("gate.rollback_detected"):
         ask_all(silo, [])
     next((silo.folder / "store").iterdir()).write_bytes(b"damaged")
     assert end_runs(silo.folder) == [RUN]

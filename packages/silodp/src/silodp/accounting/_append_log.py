@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.errors import DISK_FULL, SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import MALFORMED, parse_json
 
 Fields = dict[str, Any]
 _PAUSE_SECONDS = 0.02
@@ -186,7 +186,7 @@ class AppendOnlyLog:
             previous = fields.pop("previous")
             fields.pop("hash")
             sound = line == _line(fields, previous) and previous == self.head
-        except UNSOUND:
+        except MALFORMED:
             sound = False
         if not sound:
             raise SilodpError(

@@ -28,10 +28,10 @@ from typing import Any, get_args
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, count_kinds, event_from_dict, event_to_dict, explain_not_private
-from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.filters import DEFAULT_BOUNDS, Filter
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
-from silodp.parsing import is_format, parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_malformed
 from silodp.settings import Delta, Epsilon, check_choice, check_value
 from silodp.text import pluralize
 
@@ -82,7 +82,7 @@ class Cohort:
         path: The file.
         delta: δ of the limits.
         limits: The largest ε by adversary; an adversary that is absent has no limit.
-        certificates: Those of the filter.
+        filter_bounds: Those of the filter.
         digest: SHA-256 (hex) of the first line; no two cohorts have the same.
         runs: The runs by continuation, in the order in which they first reserved.
         plan: The charges of the filter's plan; None before the first reservation.
@@ -104,7 +104,7 @@ class Cohort:
         header = _read_header(path)
         self.delta: float = header["delta"]
         self.limits: Mapping[Adversary, float] = header["limits"]
-        self.certificates: tuple[str, ...] = tuple(header["certificates"])
+        self.filter_bounds: tuple[str, ...] = tuple(header["filter_bounds"])
         self.digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
         self.runs: dict[str, CohortRun] = {}
         self.plan: Counts | None = None
@@ -151,7 +151,7 @@ class Cohort:
 
         Raises:
             SilodpError: It does not fit (code cohort.budget), protects another unit (cohort.unit), or the limit cannot
-                be kept: nothing is promised of it, no certificate covers it (cohort.rule, accounting.unsupported), or
+                be kept: nothing is promised of it, no bound covers it (cohort.rule, accounting.unsupported), or
                 an earlier run is not known (cohort.unknown).
         """
         self._check_kind(run)
@@ -203,7 +203,7 @@ class Cohort:
                 field="cohort",
             )
         plan = run.charges if self.plan is None and not self.runs else self.plan or {}
-        rule = Filter(self.delta, self.certificates, _select_promised(plan.get(adversary, {})))
+        rule = Filter(self.delta, self.filter_bounds, _select_promised(plan.get(adversary, {})))
         disclosure = self._sum_disclosure(adversary, run)
         needed = rule.epsilon(charges, disclosure, limit)
         if needed <= limit:
@@ -221,10 +221,10 @@ class Cohort:
         )
 
     def _explain_uncovered(self, charges: Mapping[Event, int]) -> SilodpError:
-        """Return the error about charges that no certificate covers."""
+        """Return the error about charges that no bound covers."""
         if math.isfinite(Filter(self.delta, ("order-2",)).epsilon(charges)):
             return SilodpError(
-                f"the rule of {self.path} ({', '.join(self.certificates)}) does not cover these releases: make a "
+                f"the rule of {self.path} ({', '.join(self.filter_bounds)}) does not cover these releases: make a "
                 "cohort with --rule order-8, or with the default rule.",
                 code="cohort.rule",
                 field="cohort",
@@ -257,7 +257,7 @@ class Cohort:
             if not any(run.is_added for run in self.runs.values()):
                 break
             rule = Filter(
-                self.delta, self.certificates, _select_promised((self.plan or {}).get(adversary, {}))
+                self.delta, self.filter_bounds, _select_promised((self.plan or {}).get(adversary, {}))
             )
             limit, charges = self.limits[adversary], self._sum_charges(adversary)
             if _find_reason(charges) or not rule.admits(charges, limit, self._sum_disclosure(adversary)):
@@ -395,7 +395,7 @@ class Cohort:
 
     def _take(self, fields: Mapping[str, Any], number: int) -> None:
         """Take over a line of the file."""
-        with refuse_unsound(
+        with refuse_malformed(
             lambda error: f"cohort {self.path} cannot be read in line {number}: {error}",
             code="ledger.damaged",
         ):
@@ -424,7 +424,7 @@ def create_cohort(
     path: Path,
     limits: Mapping[Adversary, float],
     delta: float,
-    certificates: Sequence[str] = DEFAULT_CERTIFICATES,
+    filter_bounds: Sequence[str] = DEFAULT_BOUNDS,
 ) -> None:
     """Make the file of a cohort, before the first run on its people.
 
@@ -432,7 +432,7 @@ def create_cohort(
         path: The file, which is not there yet.
         limits: The largest ε of all runs together, by adversary; at least one.
         delta: δ of the limits.
-        certificates: Those of the filter (`Filter`).
+        filter_bounds: Those of the filter (`Filter`).
 
     Raises:
         SilodpError: The file exists (code cohort.path), or a setting is out of range.
@@ -445,7 +445,7 @@ def create_cohort(
     for adversary, limit in limits.items():
         check_choice("adversary", adversary, get_args(Adversary))
         check_value("epsilon", limit, Epsilon)
-    Filter(delta, tuple(certificates))  # checks the names
+    Filter(delta, tuple(filter_bounds))  # checks the names
     if path.exists():
         raise SilodpError(
             f"{path} exists: a cohort keeps the limit that it was made with; choose another path only for people of "
@@ -458,7 +458,7 @@ def create_cohort(
         "cohort": secrets.token_hex(16),
         "delta": delta,
         "limits": dict(limits),
-        "certificates": list(certificates),
+        "filter_bounds": list(filter_bounds),
     }
     log = AppendOnlyLog(path, header, lambda fields, number: None)
     log.lock()
@@ -536,17 +536,17 @@ def _decode_run(fields: Mapping[str, Any]) -> CohortRun:
 def _read_header(path: Path) -> dict[str, Any]:
     """Read the first line without its hashes, which the log compares afterwards."""
     with (
-        refuse_unsound(f"{path} is no cohort, or is damaged in line 1: restore it.", code="ledger.damaged"),
+        refuse_malformed(f"{path} is no cohort, or is damaged in line 1: restore it.", code="ledger.damaged"),
         path.open("rb") as file,
     ):
         header = parse_json(file.readline())
-        fields = {name: header[name] for name in ("format", "cohort", "delta", "limits", "certificates")}
+        fields = {name: header[name] for name in ("format", "cohort", "delta", "limits", "filter_bounds")}
         if (
             not is_format(fields["format"], FORMAT)
             or not set(fields["limits"]) <= set(ADVERSARIES)
             or not fields["limits"]
         ):
             raise ValueError("format")
-        Filter(float(fields["delta"]), tuple(fields["certificates"]))
+        Filter(float(fields["delta"]), tuple(fields["filter_bounds"]))
         fields["limits"] = {str(adversary): float(limit) for adversary, limit in fields["limits"].items()}
         return fields

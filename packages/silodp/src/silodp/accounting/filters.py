@@ -27,7 +27,7 @@ from silodp.settings import Delta, check_value
 from silodp.text import shorten
 
 PLAN, GAUSSIAN, ORDER = "plan", "gaussian", "order-"
-DEFAULT_CERTIFICATES = (PLAN, GAUSSIAN, "order-4", "order-8", "order-20")
+DEFAULT_BOUNDS = (PLAN, GAUSSIAN, "order-4", "order-8", "order-20")
 
 _DISCLOSURE_SHARE = 0.01
 """Of δ: kept for what ciphertexts disclose (a total variation distance), so that the rest is known beforehand."""
@@ -37,9 +37,9 @@ _DISCLOSURE_SHARE = 0.01
 class Filter:
     """A limit on ε at δ, for all releases together, that holds however each is chosen after the earlier ones.
 
-    It has several certificates, each a valid filter at its own part of δ, and admits a release while at least one still
-    holds after it (docs/privacy.md, section 12: the excess over ε, summed over the certificate that holds at the end,
-    is at most the sum of their parts of δ). A certificate is:
+    It has several bounds, each a valid filter at its own part of δ, and admits a release while at least one still
+    holds after it (docs/privacy.md, section 12: the excess over ε, summed over the bound that holds at the end,
+    is at most the sum of their parts of δ). A bound is:
 
     - "plan": the releases are among copies of a list that was fixed beforehand, charged by its accountant: with n
       releases of an event in the list, t copies have ⌈t·n⌉. Order and early stopping are free. Where no list was fixed,
@@ -47,23 +47,23 @@ class Filter:
     - "gaussian": all are unsampled Gaussian releases, with Σ 1/σ² at most μ².
     - "order-A" (a whole number A of at least 2): the sum of the Rényi divergences of this one order is bounded.
 
-    The plan's certificate has half of δ, and the others share the rest equally.
+    The plan's bound has half of δ, and the others share the rest equally.
 
     Attributes:
         delta: The δ of the limit, in (0, 1).
-        certificates: The names of the certificates, at least one, each once.
+        filter_bounds: The names of the bounds, at least one, each once.
         plan: The releases of the list with counts; None where none was fixed; of an empty one nothing is a copy.
     """
 
     delta: float
-    certificates: tuple[str, ...] = DEFAULT_CERTIFICATES
+    filter_bounds: tuple[str, ...] = DEFAULT_BOUNDS
     plan: Mapping[Event, int] | None = None
 
     def __post_init__(self) -> None:
         check_value("delta", self.delta, Delta)
-        if not self.certificates or len(set(self.certificates)) < len(self.certificates):
-            raise _certificate_error(self.certificates, "name one or more, each once")
-        for name in self.certificates:
+        if not self.filter_bounds or len(set(self.filter_bounds)) < len(self.filter_bounds):
+            raise _bound_error(self.filter_bounds, "name one or more, each once")
+        for name in self.filter_bounds:
             _parse_order(name)
 
     def epsilon(self, charges: Mapping[Event, int], disclosure: float = 0.0, limit: float = 0.0) -> float:
@@ -126,7 +126,7 @@ class Filter:
         if plan is None:
             # Which event comes first was decided before anything was seen.
             plan = dict.fromkeys(spent, 1) if len(spent) == 1 else {}
-        if PLAN not in self.certificates or not all(plan.get(event) for event in spent):
+        if PLAN not in self.filter_bounds or not all(plan.get(event) for event in spent):
             return math.inf
         # Exact: after rounding, of the lists for two numbers of copies none might be a part of the other.
         copies = max(Fraction(count, plan[event]) for event, count in spent.items())
@@ -134,9 +134,9 @@ class Filter:
         return compute_epsilon(charges.items(), self._part(PLAN), choose_accountant(charges))
 
     def _certify(self, steps: Steps) -> float:
-        """Return the smallest ε that a certificate other than the plan's gives for the steps of one kind of unit."""
+        """Return the smallest ε that a bound other than the plan's gives for the steps of one kind of unit."""
         found = math.inf
-        for name in self.certificates:
+        for name in self.filter_bounds:
             if name == GAUSSIAN:
                 gaussians = [(step.noise_multiplier, n) for step, n in steps if isinstance(step, Gaussian)]
                 if len(gaussians) == len(steps):
@@ -147,13 +147,13 @@ class Filter:
                 found = min(found, convert_rdp(order, rho, self._part(name)))
         return found
 
-    def _part(self, certificate: str) -> float:
-        """Return the part of δ of one certificate."""
+    def _part(self, bound: str) -> float:
+        """Return the part of δ of one bound."""
         available = (1 - _DISCLOSURE_SHARE) * self.delta
-        others = len(self.certificates) - (PLAN in self.certificates)
-        if PLAN in self.certificates and others:
+        others = len(self.filter_bounds) - (PLAN in self.filter_bounds)
+        if PLAN in self.filter_bounds and others:
             available /= 2
-        return available if certificate == PLAN else available / others
+        return available if bound == PLAN else available / others
 
 
 def convert_rdp(order: float, rho: float, delta: float) -> float:
@@ -167,19 +167,17 @@ def convert_rdp(order: float, rho: float, delta: float) -> float:
 
 
 def _parse_order(name: str) -> int | None:
-    """Return the order of a Rényi certificate, None for the other kinds."""
+    """Return the order of a Rényi bound, None for the other kinds."""
     if name in (PLAN, GAUSSIAN):
         return None
     number = name.removeprefix(ORDER) if isinstance(name, str) and name.startswith(ORDER) else ""
     # Python reads no number of thousands of digits.
     if not (number.isascii() and number.isdigit() and len(number) <= 4 and 2 <= int(number) <= 1024):
-        raise _certificate_error(
-            name, f"set '{PLAN}', '{GAUSSIAN}' or '{ORDER}A' with a whole A from 2 to 1024"
-        )
+        raise _bound_error(name, f"set '{PLAN}', '{GAUSSIAN}' or '{ORDER}A' with a whole A from 2 to 1024")
     return int(number)
 
 
-def _certificate_error(found: object, wanted: str) -> SilodpError:
+def _bound_error(found: object, wanted: str) -> SilodpError:
     return SilodpError(
-        f"certificates holds {shorten(found)}: {wanted}.", code="argument.value", field="certificates"
+        f"filter_bounds holds {shorten(found)}: {wanted}.", code="argument.value", field="filter_bounds"
     )

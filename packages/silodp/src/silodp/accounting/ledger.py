@@ -38,7 +38,7 @@ from silodp.accounting.events import (
 from silodp.accounting.progress import TRAINING, Answer, Progress
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
-from silodp.parsing import is_format, parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_malformed
 from silodp.settings import Delta, Epsilon, Named, Settings, check_value
 
 FORMAT = 1
@@ -455,7 +455,7 @@ class Ledger:
 
     def _take(self, fields: dict[str, Any], number: int) -> None:
         """Take over a line of the file; `number` is that of the line."""
-        with refuse_unsound(
+        with refuse_malformed(
             lambda error: f"ledger {self.path} cannot be read in line {number}: {error}",
             code="ledger.damaged",
         ):
@@ -552,7 +552,7 @@ def reopen_ledger(
     Raises:
         SilodpError: the file is no ledger, is damaged, is of another version (code ledger.version), or is in use.
     """
-    with refuse_unsound(
+    with refuse_malformed(
         f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
     ):
         with path.open("rb") as file:

@@ -40,14 +40,14 @@ def new(
         list[str] | None,
         typer.Option(
             metavar="plan|gaussian|order-A",
-            help="Certificate of the filter. Can be repeated. Default: those of a silo's lifetime limit.",
+            help="Bound of the filter. Can be repeated. Default: those of a silo's lifetime limit.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make the file of a cohort, before the first run on its people. Limit and rule cannot be changed later."""
     from silodp.accounting.cohort import create_cohort
-    from silodp.accounting.filters import DEFAULT_CERTIFICATES
+    from silodp.accounting.filters import DEFAULT_BOUNDS
 
     limits: dict[Adversary, float] = {
         one: epsilon for one in ADVERSARIES if one in (adversary or ADVERSARIES)
@@ -56,15 +56,17 @@ def new(
         raise SilodpError(
             f"--adversary: name one of {', '.join(ADVERSARIES)}.", code="argument.value", field="--adversary"
         )
-    certificates = tuple(rule or DEFAULT_CERTIFICATES)
-    create_cohort(path, limits, delta, certificates)
+    filter_bounds = tuple(rule or DEFAULT_BOUNDS)
+    create_cohort(path, limits, delta, filter_bounds)
     lines = [
         f"Wrote {path}: all runs that are counted in it stay within ε = {format_epsilon(epsilon)} at δ = {delta:g} "
         f"against {', '.join(limits)}, however each is chosen after seeing the models of the others.",
         "Keep it where no old copy of it is restored: what was spent is known from this file alone.",
     ]
     show(
-        {"cohort": str(path), "limits": limits, "delta": delta, "certificates": certificates}, as_json, lines
+        {"cohort": str(path), "limits": limits, "delta": delta, "filter_bounds": filter_bounds},
+        as_json,
+        lines,
     )
 
 

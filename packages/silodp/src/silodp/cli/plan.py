@@ -408,14 +408,14 @@ def epsilon(
     from silodp.accounting.guarantee import describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
     from silodp.methods import METHODS
-    from silodp.planning.epsilon import LARGE_MODEL, answer_question, format_linkage, format_records
-    from silodp.report.guarantee_text import WHO, format_claim
+    from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon_for, format_linkage, format_records
+    from silodp.report.guarantee_text import ADVERSARY_LABELS, format_claim
 
     given = dict(click.get_current_context().meta.get(_FIELDS, {}))
     # Of a method without noise there is no guarantee, whatever the option says.
     if getattr(METHODS.get(method), "unit", "") is None:
         given.pop("noise_multiplier", None)
-    result = answer_question(
+    result = compute_epsilon_for(
         method,
         reduce(apply_override, set_ or (), given),
         rounds=rounds,
@@ -430,7 +430,7 @@ def epsilon(
         colluding=colluding,
         knows_sample=knows_sample,
     )
-    after = f"after {pluralize(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
+    after = f"after {pluralize(rounds, 'round')}, against {ADVERSARY_LABELS[adversary]}"  # type: ignore[index]
     line = f"ε = {format_epsilon(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"

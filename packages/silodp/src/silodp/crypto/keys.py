@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
 from silodp.errors import SilodpError, require
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.text import shorten
 
 # Every signature and commitment begins with the version and its purpose, so that none passes for another one.
@@ -105,7 +105,7 @@ class ClientHello:
         Raises:
             SilodpError: it cannot be read; `sender` is named (code message.malformed).
         """
-        with refuse_unsound(
+        with refuse_malformed(
             f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
             code="message.malformed",
         ):

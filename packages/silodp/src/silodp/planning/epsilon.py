@@ -31,7 +31,7 @@ LARGE_MODEL = 10**6
 
 
 @dataclass(frozen=True)
-class _Question(RunSpec):
+class HypotheticalRun(RunSpec):
     """A run that a question is about: its events as one adversary sees them who knows more than in a run.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Question(RunSpec):
         return _reveal_samples(event, self.method)
 
 
-def answer_question(
+def compute_epsilon_for(
     method: str,
     fields: Mapping[str, Any],
     *,
@@ -120,7 +120,7 @@ def answer_question(
     # Where the number of silos does not matter, any stands for all: `_check_question` asks for it where it does.
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     asked = cast(Adversary, adversary)  # checked above
-    spec = _Question(
+    spec = HypotheticalRun(
         PublicData("question", names, ASSUMED_USERS if users is None else users, (), "real"),
         ModelSpec(dimension),
         made,
@@ -134,7 +134,7 @@ def answer_question(
         record_sampling=sampling,
     )
     chosen_aggregator.check(spec)
-    spec = cast(_Question, spec.calibrate())
+    spec = cast(HypotheticalRun, spec.calibrate())
     check_attempts(chosen_aggregator, rounds)
     charges = plan_charges(spec, spec.accountant)
     # Whether the tightest accountant knows the noise is only seen in the events, which the aggregator may have changed.

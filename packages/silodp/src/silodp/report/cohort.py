@@ -11,9 +11,9 @@ from pydantic import Field, FiniteFloat, TypeAdapter
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError
-from silodp.parsing import is_format, parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_malformed
 from silodp.report.formatting import format_delta
-from silodp.report.guarantee_text import WHO
+from silodp.report.guarantee_text import ADVERSARY_LABELS
 from silodp.runtime.run_files import COHORT
 
 FORMAT = 1
@@ -52,7 +52,7 @@ class CohortRecord:
                 else f"ε = {format_epsilon(spent)} if they were fixed beforehand"
             )
             found.append(
-                f"Together, against {WHO[adversary]}: at most ε = {format_epsilon(limit)} at δ = "
+                f"Together, against {ADVERSARY_LABELS[adversary]}: at most ε = {format_epsilon(limit)} at δ = "
                 f"{format_delta(self.delta)}, the limit of the cohort, however each run was chosen after seeing the "
                 f"others; so far {told}."
             )
@@ -77,7 +77,7 @@ def read_cohort(directory: Path, run: str) -> CohortRecord | None:
     path = directory / COHORT
     if not path.exists():
         return None
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+    with refuse_malformed(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         fields = dict(parse_json(path.read_bytes()).items())
         if not is_format(fields["format"], FORMAT):
             raise ValueError("format")

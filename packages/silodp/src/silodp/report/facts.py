@@ -13,7 +13,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.assumption import Assumption
 from silodp.config.schema import CardSection, parse_card
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
+from silodp.parsing import MALFORMED, parse_json, parse_toml, refuse_malformed
 from silodp.report.guarantee_text import collect_by_adversary
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
@@ -48,7 +48,7 @@ class ListedAssumption(Assumption):
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportData:
     """Everything that the files of a run state, for every text about it.
 
     Attributes:
@@ -122,7 +122,7 @@ class Facts:
         try:
             declared = parse_toml(self.run.config or "")["method"]
             return ", ".join([declared.pop("name"), *_list_settings(declared)])
-        except UNSOUND:
+        except MALFORMED:
             return str(self.run.summary["settings"])
 
     @property
@@ -154,7 +154,7 @@ def _list_private(guarantees: Mapping[Adversary, Guarantee]) -> tuple[Guarantee,
     return tuple(guarantees[adversary] for adversary in ADVERSARIES if guarantees[adversary].private)
 
 
-def collect_facts(directory: Path, run: RunRecord | None = None) -> Facts:
+def collect_facts(directory: Path, run: RunRecord | None = None) -> ReportData:
     """Read the files of a finished run that texts about it are made of.
 
     Args:
@@ -167,7 +167,7 @@ def collect_facts(directory: Path, run: RunRecord | None = None) -> Facts:
     run = run or read_run(directory)
     card = _read_card(directory, run.config)
     description = directory / DESCRIPTION
-    return Facts(
+    return ReportData(
         run=run,
         card=card or CardSection(),
         spec=_read_spec(directory / RUN_SPEC),
@@ -192,7 +192,7 @@ def _read_spec(path: Path) -> Mapping[str, Any]:
     """Return the constants of run_spec.json, with the parts that texts need; {} where there is none."""
     if not path.exists():
         return {}
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+    with refuse_malformed(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         spec: Mapping[str, Any] = parse_json(path.read_bytes())
         data, model = spec["data"], spec["model"]
         if not all(isinstance(name, str) for name in data["silos"]):

@@ -13,7 +13,7 @@ from silodp.report.formatting import as_number, format_accuracy, format_rate
 
 T = TypeVar("T")
 
-WHO: dict[Adversary, str] = {
+ADVERSARY_LABELS: dict[Adversary, str] = {
     "released": "whoever sees the models",
     "server": "the server",
     "silo": "another silo",
@@ -189,7 +189,7 @@ def collect_by_adversary(stated: Mapping[Adversary, Iterable[T]]) -> dict[T, lis
 
 def describe_epsilon(guarantee: Guarantee) -> str:
     """Return one guarantee as a sentence: adversary, ε, δ and unit."""
-    who = WHO[guarantee.adversary]
+    who = ADVERSARY_LABELS[guarantee.adversary]
     if guarantee.epsilon is None:
         return f"Against {who}: no guarantee, because {guarantee.reason}."
     unit = "one record" if guarantee.unit == "record" else "all records of a person"

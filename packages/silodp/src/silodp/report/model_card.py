@@ -19,12 +19,12 @@ from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.estimates import find_evaluation, format_estimate
-from silodp.report.facts import Facts, ListedAssumption, collect_facts
+from silodp.report.facts import ListedAssumption, ReportData, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
 from silodp.report.guarantee_text import (
+    ADVERSARY_LABELS,
     IF_DEPLOYED,
     NOT_PROTECTED,
-    WHO,
     describe_cover,
     describe_guarantee,
     format_guarantees,
@@ -124,7 +124,7 @@ def _seal(card: str, description: bytes) -> str:
     return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
 
 
-def _describe_skill(facts: Facts, held_out: HeldOut | None) -> list[str]:
+def _describe_skill(facts: ReportData, held_out: HeldOut | None) -> list[str]:
     """Return sentences on the model beside a constant prediction, as far as the card may have its metrics."""
     if facts.run.summary.get("evaluation") == "sums":
         skill = find_skill(None, find_evaluation(facts.run.rows), facts.classes)
@@ -148,7 +148,7 @@ def _list_declared(description: ModelDescription, card: CardSection) -> _Declare
     ]
 
 
-def _describe_run(facts: Facts) -> dict[str, Any]:
+def _describe_run(facts: ReportData) -> dict[str, Any]:
     """Return the values of the template that are about the guarantees and the settings of a run."""
     run = facts.run
     return {
@@ -173,7 +173,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
 
 def _name_adversaries(one: ListedAssumption) -> str:
     """Return the adversaries that an assumption is about; "" where these are all."""
-    return "" if one.is_shared else f"(against {join_names(WHO[a] for a in one.against)}) "
+    return "" if one.is_shared else f"(against {join_names(ADVERSARY_LABELS[a] for a in one.against)}) "
 
 
 def _describe_model(described: ModelDescription) -> dict[str, Any]:

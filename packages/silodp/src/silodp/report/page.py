@@ -21,10 +21,10 @@ from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.estimates import find_evaluation, find_limits, format_estimate
-from silodp.report.facts import Facts, ListedAssumption, collect_facts
+from silodp.report.facts import ListedAssumption, ReportData, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
-from silodp.report.guarantee_text import WHO
+from silodp.report.guarantee_text import ADVERSARY_LABELS
 from silodp.report.held_out import HeldOut, read_held_out
 from silodp.report.model_card import compose_card
 from silodp.report.run_record import RunRecord, format_versions, read_run
@@ -135,7 +135,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         refused=describe_refused(run.rows),
         versions=format_versions(),
         text=guarantee_text,
-        who=WHO,
+        who=ADVERSARY_LABELS,
         estimated=format_estimate,
         limits=find_limits,
         unit=unit,
@@ -148,7 +148,9 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         sections=group_by_place(run.sections, lambda one: Markup(one.compose_html(pictures))),
         measurements=next((one.measurements for one in run.sections.values() if one.measurements), None),
         epsilon=figure
-        and _add(pictures, "epsilon", figure, guarantees=run.guarantees, who=WHO, evaluated=evaluated),
+        and _add(
+            pictures, "epsilon", figure, guarantees=run.guarantees, who=ADVERSARY_LABELS, evaluated=evaluated
+        ),
         allocation=run.allocation
         and _add(pictures, "allocation", plots.plot_allocation(run.allocation), records=run.allocation),
         table=plots.thin(run.rows, MAX_ROWS),
@@ -200,7 +202,9 @@ def _group_assumptions(
     for one in assumptions:
         (everyone if one.is_shared else groups.setdefault(one.against, [])).append(one.text)
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
-    return everyone, [(join_names(WHO[a] for a in against), texts) for against, texts in widest_first]
+    return everyone, [
+        (join_names(ADVERSARY_LABELS[a] for a in against), texts) for against, texts in widest_first
+    ]
 
 
 def _list_visibility(run: RunRecord) -> tuple[Visibility, ...]:
@@ -208,7 +212,7 @@ def _list_visibility(run: RunRecord) -> tuple[Visibility, ...]:
     return run.aggregator.list_visibility(run.summary["weighted"], run.summary["sampled"])
 
 
-def _list_not_covered(facts: Facts) -> list[str]:
+def _list_not_covered(facts: ReportData) -> list[str]:
     """Return what no ε covers, without the list of ids; held-out records only where pooled ones measured the model."""
     measured = any(row.get("loss") is not None for row in facts.run.rows)
     # Without a measurement on pooled records, there is no number about which a reader has to be warned.

@@ -28,7 +28,7 @@ from silodp.report.figures import (
     shorten_label,
 )
 from silodp.report.formatting import as_number, find_interval
-from silodp.report.guarantee_text import WHO
+from silodp.report.guarantee_text import ADVERSARY_LABELS
 
 if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not
     from silodp.report.held_out import CalibrationBin
@@ -141,7 +141,7 @@ def plot_epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         spent = [(row["round"], as_number((row.get("epsilon") or {}).get(adversary))) for row in rows]
         points = [(round_, value) for round_, value in spent if value is not None]
         if any(round_ > 0 for round_, _ in points):
-            curves.append((WHO[adversary], points, None))
+            curves.append((ADVERSARY_LABELS[adversary], points, None))
     return _draw_epsilon(curves)
 
 
@@ -274,7 +274,7 @@ def plot_comparison(
         A figure; None where there is nothing to draw.
     """
     by_round = against == "round"
-    x_label = "round" if by_round else f"ε against {WHO['released']}"
+    x_label = "round" if by_round else f"ε against {ADVERSARY_LABELS['released']}"
     figure, axes = make_panel(x_label, f"{quantity} (mean ± sd)")
     drawn, has_curve = [], False
     for (curve, line), covering in zip(_styles(curves), count_covering(curves), strict=True):

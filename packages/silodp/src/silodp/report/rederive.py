@@ -27,7 +27,7 @@ from silodp.config.run_settings import RunSettings, load_settings
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.parsing import is_format, parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_malformed
 from silodp.runtime.checkpoint import (
     COMPLETED_ROUNDS_KEY,
     Participation,
@@ -171,7 +171,7 @@ def _read_spec(path: Path, settings: RunSettings, ledger: Ledger) -> RunSpec:
             f"{path} is missing: restore it from a copy, or resume the run, which writes it again.",
             code="report.missing",
         )
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+    with refuse_malformed(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         stored = parse_json(path.read_bytes())
         if not is_format(stored["format"], FORMAT):
             raise ValueError("another format")

@@ -24,7 +24,7 @@ from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
-from silodp.parsing import UNSOUND, is_format, parse_json, parse_toml, refuse_unsound
+from silodp.parsing import MALFORMED, is_format, parse_json, parse_toml, refuse_malformed
 from silodp.report.audit import AuditResult, audit_run
 from silodp.report.cohort import CohortRecord, read_cohort
 from silodp.report.guarantee_text import is_valid_guarantee
@@ -200,7 +200,7 @@ def read_guarantees(directory: Path) -> tuple[dict[str, Any], dict[Adversary, Gu
     """
     path = directory / GUARANTEE
     summary = _read_json(path)
-    with refuse_unsound(
+    with refuse_malformed(
         f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
         code="report.damaged",
     ):
@@ -245,7 +245,7 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
 
 def _read_aggregator(path: Path, summary: dict[str, Any]) -> AggregatorRecord:
     """Return the aggregator that guarantee.json names, {"name": ..., its settings}."""
-    with refuse_unsound(
+    with refuse_malformed(
         f"{path} names an aggregator that cannot be read: restore it, or run again.", code="report.damaged"
     ):
         named = dict(summary["aggregator"].items())  # a list has no items
@@ -260,7 +260,7 @@ def _read_budget(config: str | None, delta: float) -> Budget | None:
     try:
         section = parse_toml(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
-    except UNSOUND:
+    except MALFORMED:
         # No ledger confirms it anyway; the page shows the configuration as it is, right or wrong.
         return None
 
@@ -300,7 +300,7 @@ def read_private(directory: Path, name: str, kind: type[_T]) -> _T | None:
     path = directory / "plots" / name
     if not path.exists():
         return None
-    with refuse_unsound(
+    with refuse_malformed(
         f"{path} is damaged: delete it, and the report is written without what it holds.",
         code="report.damaged",
     ):
@@ -319,7 +319,7 @@ def _read_rows(path: Path) -> tuple[MetricsRow, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     content = _read_bytes(path)
-    with refuse_unsound(
+    with refuse_malformed(
         f"{path} is damaged (it is not a JSON object): restore it, or run again.", code="report.damaged"
     ):
         return dict(parse_json(content).items())  # a list has no items

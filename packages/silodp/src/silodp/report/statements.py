@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from silodp.assumption import digest_text
 from silodp.report.facts import ListedAssumption
-from silodp.report.guarantee_text import WHO
+from silodp.report.guarantee_text import ADVERSARY_LABELS
 from silodp.text import join_names
 
 
@@ -38,7 +38,9 @@ def list_statements(assumptions: Iterable[ListedAssumption]) -> tuple[Statement,
             # Only a plug-in or an edited file states several conditions of one id: each gets an id by its content.
             id=one.id if uses[one.id] == 1 else f"{one.id}-{digest_text(one.text + one.known_by)}",
             text=one.text,
-            against="every adversary" if one.is_shared else join_names(WHO[a] for a in one.against),
+            against="every adversary"
+            if one.is_shared
+            else join_names(ADVERSARY_LABELS[a] for a in one.against),
             known_by=one.known_by,
         )
         for one in found

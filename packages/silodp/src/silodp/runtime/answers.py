@@ -19,7 +19,7 @@ from typing import NoReturn
 from silodp.accounting.progress import Answer
 from silodp.accounting.series_ledger import LedgerView
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
 
@@ -41,7 +41,7 @@ class Answers:
         ledger: The ledger of the silo.
 
     Raises:
-        SilodpError: Store and ledger are copies of different moments (code gate.set_back).
+        SilodpError: Store and ledger are copies of different moments (code gate.rollback_detected).
     """
 
     def __init__(self, name: str, store: RoundStore, ledger: LedgerView) -> None:
@@ -59,7 +59,7 @@ class Answers:
 
         Raises:
             SilodpError: Another request with the same kind, round and attempt was answered (code gate.answered), or the
-                store is an old copy (gate.set_back).
+                store is an old copy (gate.rollback_detected).
         """
         # A store may be restored beside a process that runs: what was sent last must be in it.
         self._check(self._ledger.answers[-1:])
@@ -131,14 +131,14 @@ class Answers:
             f"silo '{self._name}' has a {older} that is an old copy, or was lost: its {other} has {key}, which the "
             f"{older} does not; restore the newest copies of both, or begin a new run, which adds its own ε; nothing "
             "was sent.",
-            code="gate.set_back",
+            code="gate.rollback_detected",
         )
 
 
 def _unpack(stored: bytes, key: str) -> tuple[Answer, str, bytes]:
     """Return a stored answer: its line, the hash of the line before, and its bytes."""
     line, _, content = stored.partition(b"\n")
-    with refuse_unsound(
+    with refuse_malformed(
         f"the stored {key} is damaged, or another version has written it: restore it from a copy.",
         code="checkpoint.damaged",
     ):

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, deserialize
 from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
 from silodp.methods.server_optimizer import start_state
-from silodp.parsing import UNSOUND, is_format, parse_json
+from silodp.parsing import MALFORMED, is_format, parse_json
 from silodp.text import pluralize
 from silodp.wire.files import read_sealed, write_sealed
 from silodp.wire.messages import Message
@@ -148,7 +148,7 @@ def _read_header(data: bytes, path: Path) -> dict[str, Any]:
         deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         header: dict[str, Any] = parse_json(parse_json(data[8 : 8 + length])["__metadata__"]["checkpoint"])
-    except (SafetensorError, *UNSOUND) as error:
+    except (SafetensorError, *MALFORMED) as error:
         raise SilodpError(
             f"checkpoint {path} cannot be read ({error}): silodp has not written it.",
             code="checkpoint.damaged",

@@ -23,7 +23,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.persons import PersonKey
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import parse_json, refuse_malformed
 from silodp.runtime.guarantees import plan_charges
 from silodp.runtime.run_files import COHORT, GUARANTEE, LEDGER, RUN_SPEC
 from silodp.wire.files import write_durably
@@ -251,7 +251,7 @@ def read_counted_run(directory: Path) -> tuple[CohortRun, Callable[[str], bool]]
                 code="report.missing",
                 field="directory",
             )
-    with refuse_unsound(
+    with refuse_malformed(
         f"files in {directory} are damaged: restore them from a copy.", code="report.damaged"
     ):
         unit = parse_json((directory / GUARANTEE).read_bytes())["guarantees"][0]["unit"]

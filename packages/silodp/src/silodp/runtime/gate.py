@@ -103,7 +103,7 @@ class Gate:
         script: The messages of the run, in their order.
 
     Raises:
-        SilodpError: The store and the ledger are copies of different moments (code gate.set_back).
+        SilodpError: The store and the ledger are copies of different moments (code gate.rollback_detected).
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from silodp._lazy import find_version
 from silodp.data.public import LabelKind
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, is_format, parse_json
+from silodp.parsing import MALFORMED, is_format, parse_json
 from silodp.training.models import Architecture
 
 if TYPE_CHECKING:  # a report, which reads descriptions, does not import torch
@@ -192,7 +192,7 @@ class ModelDescription:
                 f"{path} is missing: name the directory of a finished run, or a copy of its public files.",
                 code="bundle.missing",
             ) from None
-        except (OSError, *UNSOUND) as error:
+        except (OSError, *MALFORMED) as error:
             raise SilodpError(
                 f"{path} was changed, or cannot be read ({type(error).__name__}): get it again, or install the version "
                 "of silodp that wrote it.",

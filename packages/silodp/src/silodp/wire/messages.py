@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import MALFORMED, parse_json
 from silodp.text import shorten
 
 _BLOB = "blob:"  # before the names of byte strings on the wire
@@ -23,7 +23,7 @@ _MAX_ENTRIES = 1 << 14  # a roster names each silo a few times
 _MAX_DEPTH = 4
 _HEADER = {"kind", "run", "round", "attempt", "fields"}  # the plain part of a message
 _MAX_NUMBER = 1 << 53  # whole numbers that every language reads alike
-_UNREADABLE = (SafetensorError, MemoryError, *UNSOUND)  # MemoryError: sizes that nothing backs
+_UNREADABLE = (SafetensorError, MemoryError, *MALFORMED)  # MemoryError: sizes that nothing backs
 
 
 @dataclass(frozen=True)

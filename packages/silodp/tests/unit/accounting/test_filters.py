@@ -27,10 +27,10 @@ from silodp.accounting.filters import Filter, convert_rdp
 from support.refusals import refused
 
 DELTA = 1e-5
-KEPT = 0.99  # of δ, for the certificates; the rest is for what ciphertexts disclose
+KEPT = 0.99  # of δ, for the bounds; the rest is for what ciphertexts disclose
 
 
-def test_the_gaussian_certificate_is_the_closed_form() -> None:
+def test_the_gaussian_bound_is_the_closed_form() -> None:
     charges = {Gaussian(8.0): 20, Gaussian(5.0): 3}
     combined = Gaussian((20 / 64 + 3 / 25) ** -0.5)
     expected = compute_epsilon([(combined, 1)], KEPT * DELTA)
@@ -132,7 +132,7 @@ def test_the_prices_of_the_page() -> None:
     assert compute_epsilon(demo.items(), DELTA) == pytest.approx(3.849, abs=6e-4)
 
 
-def test_certificates_share_delta() -> None:
+def test_filter_bounds_share_delta() -> None:
     charges = {Gaussian(5.0): 20}
     alone = {name: Filter(KEPT * DELTA / 3, (name,)).epsilon(charges) for name in ("order-4", "order-8")}
     both = Filter(DELTA, ("gaussian", "order-4", "order-8"))
@@ -178,7 +178,7 @@ def test_every_kind_of_unit_must_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("certificates", "charges"),
+    ("filter_bounds", "charges"),
     [
         (("gaussian",), {PoissonSampled(0.1, Gaussian(2.0)): 1}),
         (("gaussian",), {Skellam(8.0, 1000, 10): 1}),
@@ -187,9 +187,9 @@ def test_every_kind_of_unit_must_fit() -> None:
         (("plan", "gaussian", "order-4"), {NonPrivate("counts in clear"): 1}),
     ],
 )
-def test_what_no_certificate_covers_needs_an_infinite_limit(certificates, charges) -> None:
-    assert math.isinf(Filter(DELTA, certificates).epsilon(charges))
-    assert not Filter(DELTA, certificates).admits(charges, 1e6)
+def test_what_no_bound_covers_needs_an_infinite_limit(filter_bounds, charges) -> None:
+    assert math.isinf(Filter(DELTA, filter_bounds).epsilon(charges))
+    assert not Filter(DELTA, filter_bounds).admits(charges, 1e6)
 
 
 def test_nothing_costs_nothing() -> None:
@@ -222,13 +222,13 @@ def test_conversion_is_never_negative() -> None:
 
 
 @pytest.mark.parametrize(
-    "certificates",
+    "filter_bounds",
     [(), ("order-4", "order-4"), ("order-1",), ("order-2.5",), ("pld",), ("order-",), (4,), ("order-²",)],
 )
-def test_certificates_are_checked(certificates) -> None:
+def test_filter_bounds_are_checked(filter_bounds) -> None:
     with refused("argument.value") as caught:
-        Filter(DELTA, certificates)
-    assert caught.value.field == "certificates"
+        Filter(DELTA, filter_bounds)
+    assert caught.value.field == "filter_bounds"
 
 
 @pytest.mark.parametrize("delta", [math.nan, 0.0, 1.0, 2.0, -1.0])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from silodp.parsing import UNSOUND, parse_toml, refuse_unsound
+from silodp.parsing import MALFORMED, parse_toml, refuse_malformed
 from silodp.report.formatting import render
 from silodp.runtime.run_files import STATISTICS, STATISTICS_PAGE, MetricsRow
 from silodp_analytics.statistics.method import COUNTED
@@ -82,7 +82,7 @@ def find_release(rows: Sequence[MetricsRow]) -> Release | None:
     found = next((row["statistics"] for row in reversed(rows) if "statistics" in row), None)
     if found is None:
         return None
-    with refuse_unsound("metrics.jsonl does not hold statistics: restore it.", code="report.damaged"):
+    with refuse_malformed("metrics.jsonl does not hold statistics: restore it.", code="report.damaged"):
         return TypeAdapter(Release).validate_python(found)
 
 
@@ -119,7 +119,7 @@ def _holds_out(run: RunRecord) -> bool:
     try:
         schema = parse_toml(run.config or "")["data"]["schema"]
         return "split" in schema or "test_share" in schema
-    except UNSOUND:  # no tables, or no configuration: nobody knows what the data set holds out
+    except MALFORMED:  # no tables, or no configuration: nobody knows what the data set holds out
         return True
 
 
