@@ -8,17 +8,15 @@ Source: ULDP-FL, section 5.1.1.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from silodp.data.allocation import USER_EXPONENT, Indices, draw_silos, zipf_weights
+from silodp.data.allocation import USER_EXPONENT, Indices, Scheme, deal, draw_silos, zipf_weights
 from silodp.errors import SilodpError
 from silodp.settings import MAX_WHOLE, Range, Whole, check_choice
 from silodp.text import pluralize
-
-Scheme = Literal["uniform", "zipf", "own"]
 
 MAIN_SHARE = 0.8
 """Share of a user's records in one silo, where silos are fixed."""
@@ -29,16 +27,14 @@ def _draw_users(
     weights: NDArray[np.float64],
     generator: np.random.Generator,
     labels: ArrayLike | None,
-    labels_per_user: int | None,
+    labels_per_user: int,
 ) -> Indices:
-    """Draw (n,) users with `weights`, or, per label, among the users who hold it.
+    """Draw (n,) users with `weights`, per label, among the users who hold it.
 
-    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are given about
-    equally often. The user of a record is then drawn only among the users who have its label, with the same weights.
+    Every user is first given `labels_per_user` labels, so that all labels are given about equally often. The user of a
+    record is then drawn only among the users who have its label, with the same weights.
     """
     users = len(weights)
-    if labels_per_user is None:
-        return generator.choice(users, size=records, p=weights)
     if labels is None or len(np.asarray(labels)) != records:
         raise SilodpError(
             f"labels_per_user is {labels_per_user}; give the label of each of the {records} records",
@@ -160,39 +156,31 @@ def _spread(
     return result
 
 
-def one_user_per_record(
-    records: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None,
-    labels_per_silo: int | None,
+def own_by_label(
+    records: int, silos: int, generator: np.random.Generator, labels: ArrayLike | None, labels_per_silo: int
 ) -> tuple[Indices, Indices]:
-    """Give every record its own user, and distribute the records over the silos at random in equal shares.
+    """Give every record its own user, and every silo about L = `labels_per_silo` different labels.
 
-    With `labels_per_silo` = L, the records are sorted by label and cut into S·L shards. Every silo gets L
-    shards at random, so that it has about L different labels.
+    The records are sorted by label and cut into S·L shards, of which every silo gets L at random.
 
     Returns:
         user (n,), which is 0..n-1, and silo (n,) in 0..silos-1.
 
     Source: McMahan et al. 2017, section 3.
     """
+    if labels is None or labels_per_silo < 1:
+        raise SilodpError(
+            f"labels_per_silo is {labels_per_silo}; give a whole number ≥ 1, for records that have classes",
+            code="argument.value",
+            field="labels_per_silo",
+        )
     order = generator.permutation(records)
     silo = np.empty(records, np.int64)
-    if labels_per_silo is None:
-        silo[order] = np.arange(records) % silos
-    else:
-        if labels is None or labels_per_silo < 1:
-            raise SilodpError(
-                f"labels_per_silo is {labels_per_silo}; give a whole number ≥ 1, for records that have classes",
-                code="argument.value",
-                field="labels_per_silo",
-            )
-        # A stable sort keeps the random order within a label, so that shards differ between seeds.
-        by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
-        shards = np.array_split(by_label, silos * labels_per_silo)
-        for place, shard in enumerate(generator.permutation(len(shards))):
-            silo[shards[shard]] = place // labels_per_silo
+    # A stable sort keeps the random order within a label, so that shards differ between seeds.
+    by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
+    shards = np.array_split(by_label, silos * labels_per_silo)
+    for place, shard in enumerate(generator.permutation(len(shards))):
+        silo[shards[shard]] = place // labels_per_silo
     return np.arange(records), silo
 
 
@@ -216,9 +204,7 @@ def allocate(
     `sizes[1]` times, and so on.
 
     Args:
-        scheme: "uniform" draws user and silo of a record independently; "zipf" draws its user with probability
-            ∝ rank^-0.5, then its silo ∝ rank^-2 in an order of the silos that is drawn for each user; "own" makes every
-            record a user.
+        scheme: "uniform", "zipf" or "own" (`silodp.data.allocation.deal`).
         users: U; unused by "own".
         generator: the source of all draws.
         records: n.
@@ -274,8 +260,10 @@ def allocate(
             code="argument.conflict",
             field="pairs",
         )
-    if scheme == "own":
-        return one_user_per_record(records, silos, generator, labels, labels_per_silo)
+    if labels_per_silo is not None:
+        return own_by_label(records, silos, generator, labels, labels_per_silo)
+    if labels_per_user is None:
+        return deal(scheme, records, users, silos, generator)
     weights = np.full(users, 1 / users) if scheme == "uniform" else zipf_weights(users, USER_EXPONENT)
     user = _draw_users(records, weights, generator, labels, labels_per_user)
     if scheme == "uniform":

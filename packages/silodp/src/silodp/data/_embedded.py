@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
-from numpy.typing import NDArray
 
-from silodp.data.allocation import zipf
+from silodp.data.allocation import deal
 from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.data.tables.schema import Schema
-from silodp.settings import Range, Whole, check_choice
-
-Allocation = Literal["uniform", "zipf", "own"]
+from silodp.settings import Whole
 
 _SPLIT_SEED = 0
 """Of the split into train and test records, which no publisher pins; separate from the seed of the allocation."""
@@ -67,22 +62,19 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
     Args:
         users: U.
         silos: S.
-        allocation: "uniform" draws person and silo of a record independently; "zipf" as ULDP-FL (`allocation.zipf`);
-            "own" makes every record a person.
+        allocation: "uniform", "zipf" or "own" (`allocation.deal`).
         seed: The seed of the allocation.
     """
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
 
-    check_choice("allocation", allocation, get_args(Allocation))
     Whole(0).check("seed", seed)
-    Whole().check("silos", silos)
     table = load_breast_cancer()
     low, high = np.array([EMBEDDED_RANGES[str(name)] for name in table.feature_names]).T
     x = scale_to_range(table.data, low, high)
     y = (table.target == 0).astype(np.int64)  # scikit-learn's 0 is malignant
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=_SPLIT_SEED, stratify=y)
-    user, silo = _allocate(allocation, len(train), users, silos, np.random.default_rng(seed))
+    user, silo = deal(allocation, len(train), users, silos, np.random.default_rng(seed))
     parts = []
     for s in range(silos):
         # In turn, not drawn: the draws for training records stay the same with and without held-out ones. Each
@@ -106,23 +98,6 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
         classes=EMBEDDED.classes,
         features=tuple(EMBEDDED_RANGES),
         schema=EMBEDDED.schema,
-    )
-
-
-def _allocate(
-    allocation: str, records: int, users: int, silos: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the person and the silo of every record, (records,) each."""
-    if allocation == "own":
-        silo = np.empty(records, np.int64)
-        silo[generator.permutation(records)] = np.arange(records) % silos
-        return np.arange(records), silo
-    Range().check("users", users)
-    Whole().check("users", users)
-    if allocation == "zipf":
-        return zipf(records, users, silos, generator)
-    return generator.choice(users, size=records, p=np.full(users, 1 / users)), generator.integers(
-        silos, size=records
     )
 
 

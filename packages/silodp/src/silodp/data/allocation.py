@@ -5,9 +5,14 @@ Source: ULDP-FL, section 5.1.1.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.settings import Range, Whole, check_choice
+
+Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
 
 USER_EXPONENT = 0.5
@@ -21,6 +26,39 @@ def zipf_weights(size: int, exponent: float) -> NDArray[np.float64]:
     """Return (size,) probabilities ∝ rank^-exponent, rank 1..size."""
     weights = np.arange(1, size + 1, dtype=np.float64) ** -exponent
     return np.asarray(weights / weights.sum())
+
+
+def deal(
+    scheme: str, records: int, users: int, silos: int, generator: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """Give every record a user and a silo.
+
+    Args:
+        scheme: "uniform" draws user and silo of a record independently; "zipf" as `zipf`; "own" makes every record a
+            user, and distributes the records over the silos at random in equal shares.
+        records: n.
+        users: U; unused by "own".
+        silos: S.
+        generator: the source of all draws.
+
+    Returns:
+        user (n,) and silo (n,), int64.
+
+    Raises:
+        SilodpError: an unknown scheme, or a count below 1.
+    """
+    check_choice("allocation", scheme, get_args(Scheme))
+    Whole().check("silos", silos)
+    if scheme == "own":
+        silo = np.empty(records, np.int64)
+        silo[generator.permutation(records)] = np.arange(records) % silos
+        return np.arange(records), silo
+    Range().check("users", users)
+    Whole().check("users", users)
+    if scheme == "zipf":
+        return zipf(records, users, silos, generator)
+    user = generator.choice(users, size=records, p=np.full(users, 1 / users))
+    return user, generator.integers(silos, size=records)
 
 
 def zipf(records: int, users: int, silos: int, generator: np.random.Generator) -> tuple[Indices, Indices]:
