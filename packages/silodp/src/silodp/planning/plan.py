@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from silodp.accounting import calibration
 from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
-from silodp.accounting.charges import compute_cost, count_events
+from silodp.accounting.charges import ChargeCounts, compute_cost, count_events
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -78,7 +78,8 @@ def plan_run(
     aggregator.check(spec)
     accountant = choose_accountant(spec.list_events()) if accountant is None else find_accountant(accountant)
     delta = spec.noise_delta
-    derived = derive_guarantees(spec, plan_charges(spec, accountant))
+    charges = plan_charges(spec, accountant)
+    derived = derive_guarantees(spec, charges)
     fewest = None  # None where all silos must answer
     if spec.min_silos < spec.population.silos:
         # With fewer survivors less noise is in the sum, as every silo adds a share for the required number only.
@@ -108,7 +109,7 @@ def plan_run(
         "target": None,
         "aggregation": aggregator.describe(spec),
     }
-    result |= _plan_series(spec, accountant)
+    result |= _plan_series(spec, charges, accountant)
     if spec.separate:
         result["separate"] = True
     adversary: Adversary = "released"
@@ -131,12 +132,11 @@ def plan_run(
         )
 
     training = replace(spec, series=())
-    # They cost the same whatever the settings of the method that a target asks for.
-    further = plan_charges(spec, accountant)
 
     def charges_of(method: Method) -> Iterable[EventCount]:
         charged = Counter(plan_charges(replace(training, method=method), accountant).charged[adversary])
-        return (charged + further.list_further(adversary)).items()
+        # The series cost the same whatever the settings of the method that a target asks for.
+        return (charged + charges.list_further(adversary)).items()
 
     if picture is not None:
         draw_epsilon_by_sampling(picture, spec.method, charges_of, distribution, rounds, delta, accountant)
@@ -245,9 +245,9 @@ def _solve(
     }
 
 
-def _plan_series(spec: RunSpec, accountant: Accountant) -> dict[str, dict[str, Any]]:
+def _plan_series(spec: RunSpec, charges: ChargeCounts, accountant: Accountant) -> dict[str, dict[str, Any]]:
     """Return, by its name, how often each additional series releases, and what that costs by itself."""
-    charges, found = plan_charges(spec, accountant), {}
+    found = {}
     for one in spec.series:
         if not one.asks_silos:
             continue
