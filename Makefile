@@ -64,9 +64,12 @@ test-pretrained: $(DEVELOPED)
 	$(PYTEST) -m slow -k "pretrained or text" tests/unit/docs/test_guides.py
 	$(PYTEST) packages/silodp-experiments/tests/unit/training/test_adapters.py
 
-# 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
+# 10⁵ mutants of real messages for every party of every run, 20,000 damaged files, and many values of every field:
+# hours; test-slow has a hundredth to a fifth of each.
 test-fuzz: $(DEVELOPED)
-	SILODP_MUTANTS=100000 $(PYTEST) -m "slow or not slow" packages/silodp-private/tests/attacks/test_fuzz.py
+	SILODP_MUTANTS=100000 SILODP_DAMAGED=20000 SILODP_VALUES=5 $(PYTEST) -m "slow or not slow" \
+	  packages/silodp-private/tests/attacks/test_fuzz.py tests/end_to_end/test_damaged_files.py \
+	  packages/silodp-budgets/tests/end_to_end/test_any_value.py
 
 # With the newest versions that pyproject.toml allows, for example: make test-newest PYTHON=python3.13
 test-newest:

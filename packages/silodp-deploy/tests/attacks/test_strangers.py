@@ -100,7 +100,7 @@ class Strangers:
 @pytest.mark.slow
 def test_a_server_survives_more_connections_than_it_may_have_files_and_the_run_ends(tmp_path: Path) -> None:
     simulated = simulate(tmp_path, PLAIN)
-    with start_consortium(tmp_path, PLAIN, forked=True) as processes:
+    with start_consortium(tmp_path, PLAIN) as processes:
         server = processes.start("server")
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
         wait_for(processes, lambda: (processes.home("server") / "status.json").exists())

@@ -56,7 +56,7 @@ def test_parties_over_tls_train_the_model_of_the_simulation(name: str, tmp_path:
 @pytest.mark.timeout(300)
 def test_the_server_needs_no_data(tmp_path: Path) -> None:
     """It runs where no file of a silo exists, and opens none: all of them are moved away."""
-    with start_consortium(tmp_path, PLAIN) as processes:
+    with start_consortium(tmp_path, PLAIN, forked=False) as processes:
         elsewhere = tmp_path / "elsewhere"
         shutil.copytree(processes.public, elsewhere / "public")
         shutil.copytree(processes.home("server"), elsewhere / "server")
@@ -97,7 +97,7 @@ def test_whoever_is_killed_and_started_again_goes_on_with_the_run(victim: str, t
 @pytest.mark.timeout(300)
 def test_who_is_stopped_ends_in_order_and_a_silo_still_says_what_it_has_spent(tmp_path: Path) -> None:
     """As the first process of a container a party without a handler would be killed after a wait."""
-    with start_consortium(tmp_path, LONG) as processes:
+    with start_consortium(tmp_path, LONG, forked=False) as processes:
         processes.start_all()
         wait_for_round(processes, 3)
         status = processes.home("silo-2") / "status.json"

@@ -63,7 +63,7 @@ def start_with(processes: Processes, silo: str, port: int) -> None:
 @pytest.mark.parametrize("fault", ["cut", "outage", "delay", "lost"])
 def test_a_network_that_fails_and_comes_back_changes_nothing(fault: str, tmp_path: Path) -> None:
     simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         proxy = Proxy(Consortium.load(processes.public).sealed.port)
         start_with(processes, "silo-2", proxy.port)
         wait_for_round(processes, 2)
@@ -96,7 +96,7 @@ def test_a_network_that_fails_and_comes_back_changes_nothing(fault: str, tmp_pat
 def test_a_firewall_that_forgets_idle_connections_costs_a_bounded_delay_once(tmp_path: Path) -> None:
     """It says nothing to either end. The silo behind it waits while another one computes, three times."""
     simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         proxy = Proxy(Consortium.load(processes.public).sealed.port)
         proxy.forget_after(3.0)
         start_with(processes, "silo-2", proxy.port)
@@ -116,7 +116,7 @@ def test_requests_that_come_again_or_in_another_order_change_nothing(tmp_path: P
     """By whoever ends TLS between a silo and the server; an old answer in place of a new one stops the server."""
     simulated = simulate(tmp_path, LONG)
     with (
-        start_consortium(tmp_path, LONG, forked=True) as processes,
+        start_consortium(tmp_path, LONG) as processes,
         open_relay(processes, "silo-2", Random(3)) as (relay, port),
     ):
         start_with(processes, "silo-2", port)
@@ -141,7 +141,7 @@ def test_the_server_stops_without_a_silo_that_it_needs_and_goes_on_with_it(
 ) -> None:
     text = LONG.replace('aggregator = "masked"', f'aggregator = "{aggregator}"')
     simulated = simulate(tmp_path, text)
-    with start_consortium(tmp_path, text, forked=True) as processes:
+    with start_consortium(tmp_path, text) as processes:
         for silo in processes.names:
             processes.start(silo)
         processes.start("server", "--patience", "4")
@@ -163,7 +163,7 @@ def test_a_silo_that_was_restored_from_a_backup_is_noticed(restored: str, tmp_pa
 
     Its server knows, where the whole folder is old. With an old store or old ledgers alone the silo does not start.
     """
-    with start_consortium(tmp_path, SOME, forked=True) as processes:
+    with start_consortium(tmp_path, SOME) as processes:
         for name in processes.names:
             path = processes.home(name) / "policy.toml"  # releases that are repeated without a silo cost more
             policy = Policy.load(path)
@@ -211,7 +211,7 @@ def backup_audit(folder: Path) -> list[str]:
 def test_two_servers_with_one_identity_and_a_server_that_was_restored(tmp_path: Path) -> None:
     """The copy of an earlier moment asks silos for a round that they have answered: they refuse."""
     simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         processes.start_all()
         wait_for_round(processes, 3)
         processes.kill("server")
@@ -235,7 +235,7 @@ def test_two_servers_with_one_identity_and_a_server_that_was_restored(tmp_path: 
 def test_parties_upgrade_in_turn_to_a_version_with_the_same_protocol(tmp_path: Path) -> None:
     """Every party is stopped and started once, with a build of another version, while the run is in progress."""
     simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         processes.start_all()
         later = make_other_version(tmp_path / "later", "9.9.9")
         for done, name in enumerate((processes.names[0], "server", *processes.names[1:]), start=2):
@@ -247,7 +247,7 @@ def test_parties_upgrade_in_turn_to_a_version_with_the_same_protocol(tmp_path: P
 
 
 def test_a_silo_with_another_protocol_is_not_connected(tmp_path: Path) -> None:
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         processes.start("server")
         for silo in processes.names[1:]:
             processes.start(silo)
@@ -271,7 +271,7 @@ _LIFE_SECONDS = 60
 def test_a_run_outlives_its_certificates_and_goes_on_when_they_are_renewed(tmp_path: Path) -> None:
     """They were signed 825 days less a minute ago. Nobody accepts again, and one silo alone is started again."""
     simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         sealed = Consortium.load(processes.public)
         seal = [*COMMAND, "deploy", "seal", str(processes.folder), "--again"]
         ago = f"-{VALID_DAYS * 86_400 - _LIFE_SECONDS}s"
@@ -307,7 +307,7 @@ def test_a_run_outlives_its_certificates_and_goes_on_when_they_are_renewed(tmp_p
 def test_a_full_disk_stops_the_run_until_there_is_room(full: str, tmp_path: Path) -> None:
     """A file that every round is written to becomes /dev/full, where each write fails as on a full disk."""
     simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         processes.start_all()
         wait_for_round(processes, 3)
         path = processes.run / "metrics.jsonl" if full == "server" else processes.home(full) / "audit.jsonl"

@@ -89,7 +89,7 @@ def test_four_hospitals_and_a_server_train_the_model_of_the_simulation(
     task = settings.build_task(federation)
     out = tmp_path / "simulated"
     simulated = train(federation, task, settings.method, out=out, **settings.settings())
-    with start_consortium(tmp_path, text, forked=True) as processes:
+    with start_consortium(tmp_path, text) as processes:
         assert len(processes.names) == 4
         processes.start_all()
         assert processes.wait_for_server(500) == 0, processes.log("server")

@@ -41,7 +41,7 @@ def test_four_hospitals_train_the_model_of_the_simulation_over_flower(
 ) -> None:
     text = f'name = "flower"\nrounds = 2\nseed = 7\naggregator = "{aggregator}"\n{HEART}'
     simulated = simulate(tmp_path, text)
-    with start_consortium(tmp_path, text) as processes:
+    with start_consortium(tmp_path, text, forked=False) as processes:
         for name in processes.names:
             processes.start(name, "--socket", str(tmp_path / f"{name}.sock"))
         processes.start("server", "--socket", str(tmp_path / "server.sock"))

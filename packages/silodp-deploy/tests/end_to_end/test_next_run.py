@@ -210,7 +210,7 @@ def test_a_second_run_in_the_same_folders_adds_up(consortia: Consortia) -> None:
 @pytest.mark.timeout(300)
 def test_a_server_that_was_started_again_shows_what_was_released(tmp_path: Path) -> None:
     """While it waits for a silo, its status and its metrics would else say that nothing was spent."""
-    with start_consortium(tmp_path, LONG, forked=True) as processes:
+    with start_consortium(tmp_path, LONG) as processes:
         processes.start_all()
         wait_for_round(processes, 2)
         processes.kill("silo-2")

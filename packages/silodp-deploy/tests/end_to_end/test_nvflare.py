@@ -55,7 +55,7 @@ def test_four_silos_train_the_model_of_the_simulation_over_nvflare(
 ) -> None:
     text = write_run(aggregator)
     simulated = simulate(tmp_path, text)
-    with start_consortium(tmp_path, text) as processes:
+    with start_consortium(tmp_path, text, forked=False) as processes:
         start_parties(federation.home.parent, processes)
         assert processes.wait_for_server(150) == 0, (processes.log("server"), federation.log("carry"))
         assert_same_run(processes, simulated)
@@ -87,7 +87,7 @@ def test_a_client_and_the_server_of_nvflare_that_are_killed_change_nothing(
 ) -> None:
     text = write_run("masked", rounds=40)
     simulated = simulate(tmp_path, text)
-    with start_consortium(tmp_path, text) as processes:
+    with start_consortium(tmp_path, text, forked=False) as processes:
         start_parties(federation.home.parent, processes, "--repeat", "5")
         for round_, name in ((3, NAMES[0]), (10, SERVER)):
             wait_for_round(processes, round_)

@@ -64,6 +64,9 @@ class Forked:
             raise subprocess.TimeoutExpired("silodp", timeout or 0)
         return self.process.exitcode
 
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
     def send_signal(self, sig: int) -> None:
         if self.process.exitcode is None:
             os.kill(self.pid, sig)
@@ -205,7 +208,7 @@ def make_parties(folder: Path, config: str, port: int = 1) -> Path:
 
 
 @contextmanager
-def start_consortium(folder: Path, config: str, *, forked: bool = False) -> Iterator[Processes]:
+def start_consortium(folder: Path, config: str, *, forked: bool = True) -> Iterator[Processes]:
     """Write a local consortium of a configuration; its processes are killed at the end."""
     processes = Processes(make_parties(folder, config, find_free_port()), forked)
     try:
