@@ -20,7 +20,7 @@ from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.report.page import WriteReport
+from silodp.report.callbacks import WriteReport
 from silodp.runtime.callback import Callback, GivenCallbacks, Result, RoundResult
 from silodp.runtime.run_directory import RunDirectory, hold_lock
 from silodp.runtime.run_files import LEDGER, MetricsRow
@@ -284,7 +284,11 @@ def serve(
                 resume=resume,
                 evaluate_every=consortium.resolved.config.evaluate_every,
                 # They end in the reverse order: the report is written after the status.
-                callbacks=[WriteReport(), _StatusNotes(consortium, directory, status, shown), *callbacks],
+                callbacks=[
+                    WriteReport(directory),
+                    _StatusNotes(consortium, directory, status, shown),
+                    *callbacks,
+                ],
             )
         mailbox.end_run()
     return result

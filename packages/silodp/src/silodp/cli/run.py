@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.report.callbacks import KeepPrivateResults, WriteReport
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
-from silodp.report.held_out import keep_held_out, measure_held_out
-from silodp.report.page import WriteReport
-from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts
+from silodp.report.run_record import format_versions
 from silodp.report.skill import read_skill
 from silodp.runtime.callback import Callback, Result, RoundResult
 from silodp.runtime.cohort import CohortPlace
@@ -40,7 +39,6 @@ from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.text import format_duration, pluralize
 from silodp.tracking import Progress
-from silodp.training.task import Task
 from silodp.wire.files import write_durably
 
 _LONG_SECONDS = 3600.0
@@ -130,34 +128,6 @@ class _RunLog(Callback):
             log(f"note: no round was left to do, and {self._path} is unchanged")
 
 
-@dataclass(frozen=True)
-class _PrivateResults(Callback):
-    """Writes what the report shows of private records: metrics of held-out ones, doubts, and records per person."""
-
-    resolved: ResolvedRun
-    federation: Federation
-    task: Task
-    doubts: Sequence[str]
-    directory: Path
-
-    def on_end(self, result: Result | None) -> None:
-        """Measure the final model, and write the files."""
-        if result is None:
-            return
-        config, rounds = self.resolved.config, result.guarantees["released"].rounds
-        # Where silos evaluate by themselves or by noisy sums, nothing else about held-out records may leave them.
-        if config.evaluation is None:
-            groups = {} if config.card is None else config.card.subgroups
-            held_out = measure_held_out(self.federation, self.task, result.params, rounds, groups)
-            if held_out is not None:
-                keep_held_out(self.directory, held_out)
-        keep_doubts(self.directory, self.doubts)
-        # Of data that are not published, the number of records of each person is private, and not even kept.
-        if self.resolved.dataset.is_published:
-            names = [silo.name for silo in self.federation.silos]
-            keep_allocation(self.directory, Allocation.from_counts(self.federation.counts(), names))
-
-
 def _run_config(
     resolved: ResolvedRun,
     directory: Path,
@@ -179,8 +149,8 @@ def _run_config(
         *_list_remarks(resolved, federation, directory, changes),
         *(f"warning: {doubt}" for doubt in doubts),
     ]
-    written = WriteReport()
-    private = _PrivateResults(resolved, federation, task, doubts, directory)
+    written = WriteReport(directory)
+    private = KeepPrivateResults(resolved, federation, task, doubts, directory)
     run_log = _RunLog(config, directory, changes, remarks)
     try:
         spec = resolved.prepare(federation, task)

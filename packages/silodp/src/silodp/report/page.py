@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from silodp.accounting.guarantee import HELD_OUT, ON_THE_LIST
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Visibility
-from silodp.errors import SilodpError, name_file
+from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.estimates import find_evaluation, find_limits, format_estimate
@@ -26,12 +26,11 @@ from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, read_held_out
-from silodp.report.model_card import compose_card, write_card
+from silodp.report.model_card import compose_card
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.report.sections import group_by_place, list_pictures
 from silodp.report.skill import Skill, find_skill
 from silodp.report.statements import list_statements
-from silodp.runtime.callback import Callback, Result, RunStart
 from silodp.runtime.model_description import CARD
 from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.text import join_names
@@ -77,37 +76,6 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
     for name, text in texts.items():
         write_durably(directory / name, text.encode())
     return directory / list(texts)[-1]
-
-
-class WriteReport(Callback):
-    """Writes report and model card when a run has ended; the run must have a directory.
-
-    Attributes:
-        run: The files of the run, as they were read for the report.
-        page: The path of the report.
-        card: The path of the card; None for a run that releases no model.
-    """
-
-    run: RunRecord
-    page: Path
-    card: Path | None
-
-    def on_start(self, run: RunStart) -> None:
-        """Keep the directory of the run."""
-        if run.directory is None:
-            raise SilodpError(
-                "a report is written into the directory of a run, and this run has none: set out.",
-                code="argument.missing",
-                field="out",
-            )
-        self._directory = run.directory
-
-    def on_end(self, result: Result | None) -> None:
-        """Write the report, if the run has a result."""
-        if result is not None:
-            self.run = read_run(self._directory)
-            self.page = write_report(self._directory, self.run)
-            self.card = write_card(self._directory, self.run)
 
 
 def compose_texts(directory: Path, run: RunRecord, pictures: PictureFolder) -> dict[str, str]:

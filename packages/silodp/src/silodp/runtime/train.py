@@ -26,7 +26,6 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.aggregators.series import NOTHING_MEASURED, Series
 from silodp.data.federation import Federation
 from silodp.methods.base import Method
-from silodp.methods.server_optimizer import compute_output
 from silodp.runtime.callback import Followers, GivenCallbacks, Result, Stopped
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.cohort import CohortPlace, check_cohort, count_in_cohort
@@ -36,7 +35,7 @@ from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import REFUSED_SUM, Metrics, MetricsRow
 from silodp.runtime.series import SeriesServer
-from silodp.runtime.server import Server, is_finite
+from silodp.runtime.server import Server
 from silodp.runtime.simulation import Connection, Parties, Simulation
 from silodp.settings import Whole, check_path, check_type
 from silodp.training.task import Task
@@ -241,7 +240,7 @@ def _run(
         charges = ledger.to_counts()
         derived = derive_guarantees(spec, charges)
         guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
-        params = _find_output(spec.method, state)
+        params = server.find_output(state)
         model = task.load(params)
         directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped, charges)
@@ -267,17 +266,18 @@ def _train_rounds(
         if total is None:
             return state, "budget"
         # 2. Step: everything from here on follows from the noisy sum.
-        state, refusal = _advance(server, state, total)
+        state, is_finite = server.step(state, total)
         # 3. Row: what is measured of the new model; additional series charge before they ask, too.
         row = {"round": state.round, **spec.method.describe_sum(total, spec.population)}
         is_last = state.round == spec.rounds or not server.affords_round(state.round)
-        params = _find_output(spec.method, state)
+        params = server.find_output(state)
         for measure in measures:
             row |= measure(state.round, params, is_last)
         row["epsilon"] = server.compute_spent()
         row["seconds"] = round(time.perf_counter() - started, 4)
         row["bytes"] = asdict(server.transport.traffic.since(sent))
-        row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
+        refused = {} if is_finite else {REFUSED_SUM: 1}
+        row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refused}
         # The line of the ledger, and with it the cohort's, comes before all that can be seen of the round. The row
         # comes before the checkpoint: after a crash the file may be ahead of it, never behind.
         checkpoint = directory.complete(state, ledger, server.participation.digest(state.round - 1))
@@ -293,20 +293,6 @@ def _train_rounds(
 def _evaluate(parties: Parties, every: int, round_: int, params: Tensor, is_last: bool) -> MetricsRow:
     """Return what held-out records say of a model, where it is due; no ε covers it."""
     return parties.evaluate(params) if is_last or round_ % every == 0 else {}
-
-
-def _find_output(method: Method, state: Checkpoint) -> Tensor:
-    """Return the model (d,) that is released: an optimizer may go on from other parameters than their average."""
-    return compute_output(method.make_server_optimizer(), state.params, state.optimizer)
-
-
-def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
-    """Return the state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
-    after = server.step(state, total)
-    # NaN in a model would stay in it for all later rounds.
-    if not (is_finite(total) and is_finite(after.params)):
-        return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
-    return after, {}
 
 
 __all__ = ["run", "train"]
