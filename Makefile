@@ -56,7 +56,7 @@ test-containers: $(DEVELOPED) wheel
 test-trackers: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable packages/silodp \
 	  --editable 'packages/silodp-integrations[tensorboard,mlflow]'
-	$(PYTEST) packages/silodp-integrations/tests/end_to_end/test_on_round.py
+	$(PYTEST) packages/silodp-integrations/tests/end_to_end/test_callbacks.py
 
 # Adapters with peft and transformers: two guides and their own tests, which are skipped where these are not installed.
 test-pretrained: $(DEVELOPED)

@@ -258,7 +258,7 @@ def show_rounds(rounds: int) -> None:
     task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy(), {"roc_auc": roc_auc})
     method = silodp.methods.UldpSgd(noise_multiplier=40.0, step=0.1)
     with tempfile.TemporaryDirectory() as folder:
-        silodp.train(federation, task, method, rounds=rounds, on_round=hold, out=Path(folder) / "run")
+        silodp.train(federation, task, method, rounds=rounds, callbacks=[hold], out=Path(folder) / "run")
     for first, last in itertools.pairwise(points):
         grown, blocks = ((b - a) / (last - first) for a, b in zip(held[first], held[last], strict=True))
         print(f"rounds {first} to {last}: {grown:.1f} kB a round, in {blocks:.0f} blocks of Python's memory")

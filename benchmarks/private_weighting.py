@@ -55,7 +55,7 @@ def phases(federation: Federation, task: Task, method: UldpAvg, aggregator: Aggr
     def note(_: object) -> None:
         passed.append((time.process_time(), time.perf_counter()))
 
-    result = train(federation, task, method, rounds=ROUNDS, aggregator=aggregator, seed=0, on_round=note)
+    result = train(federation, task, method, rounds=ROUNDS, aggregator=aggregator, seed=0, callbacks=[note])
     cpu, wall = np.diff(passed, axis=0)[-ROUNDS:].T
     return {
         "set-up and first round, CPU s": float(passed[-ROUNDS][0] - passed[0][0]),

@@ -126,7 +126,7 @@ def run(piece: Piece, out: Path | None = None) -> Line:
         evaluate_every=resolved.config.evaluate_every,
         out=out,
         resume=resume,
-        on_round=None if out is None else partial(keep, out),
+        callbacks=() if out is None else [partial(keep, out)],
     )
     measured = {row["round"]: row["metrics"] for row in result.metrics if "metrics" in row}
     last = max(measured)

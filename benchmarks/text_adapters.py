@@ -190,7 +190,7 @@ def run(method: Method, given: argparse.Namespace, federation: silodp.Federation
             seed=seed,
             evaluate_every=ROUNDS,
             delta=DELTA,
-            on_round=lambda _, ends=ends: ends.append(time.process_time()),
+            callbacks=[lambda _, ends=ends: ends.append(time.process_time())],
         )
         found.append(result.metrics[-1]["metrics"].get("perplexity", float("inf")))
         times += np.diff(ends)[:-1].tolist()  # in the last round the model is evaluated, too

@@ -113,7 +113,7 @@ def main() -> None:
 
         started = time.perf_counter()
         result = run(
-            spec, Simulation(federation, task, make_executor(count or None)), on_round=measure,
+            spec, Simulation(federation, task, make_executor(count or None)), callbacks=[measure],
             evaluate_every=spec.rounds,
         )  # fmt: skip
         whole = time.perf_counter() - started

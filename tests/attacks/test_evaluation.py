@@ -32,13 +32,14 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Ddp, UldpAvg
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
+from silodp.runtime.callback import Result
 from silodp.runtime.gate import Gate
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.run_files import STATE
 from silodp.runtime.series import SiloWithSeries, make_silo
 from silodp.runtime.server import Server
 from silodp.runtime.silo import make_ledger
-from silodp.runtime.train import Result, train
+from silodp.runtime.train import train
 from silodp.training.metrics import accuracy, roc_auc
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message

@@ -32,6 +32,7 @@ from pydantic import BaseModel
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.config.build import get_fields
+from silodp.config.callbacks import make_callbacks
 from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
@@ -133,6 +134,8 @@ def text_fields(hint: Any, path: Path_) -> Iterator[tuple[Path_, bool]]:
         yield (*path, "evil"), False
         for maker in makers_of(path[-1]):
             yield from declared_fields(maker, path)
+    elif hint == tuple[TomlTable, ...]:
+        yield (*path, "*", "name"), False
     elif hint is str or hint is Any or hint is Path:
         yield path, False
     elif isinstance(hint, type) and issubclass(hint, BaseModel):
@@ -177,20 +180,22 @@ FIELDS = sorted(set(text_fields(RunConfig, ())))
 both_sources = pytest.mark.parametrize("parties", ["data set", "tables"], indirect=True, scope="module")
 
 
-def put(values: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
+def put(values: dict[str, Any], path: Path_, value: Any) -> Any:
     """Return nested tables with one value set.
 
     Args:
         values: the tables.
         path: names of the tables and the value; "<name>" stands for a table that is called as the value, and "a=1" for
-            a value beside it.
+            a value beside it, and "*" for the only table of a list.
         value: to be set.
     """
     if not path:
-        return value  # type: ignore[no-any-return]
+        return value
     name, *rest = path
     if "=" in name:
         return put(apply_override(values, name), tuple(rest), value)
+    if name == "*":
+        return [put({}, tuple(rest), value)]
     if name == "<name>":
         return {**values, str(value): {"clip": 1.0}}
     below = values.get(name)
@@ -211,7 +216,12 @@ def use_freely(values: Mapping[str, Any], public: Path) -> None:
     """Read settings, and make all that follows from them, as a program does that trusts them."""
     with suppress(SilodpError):
         run = resolve(parse_config(values, public))
-        for make in (run.settings, lambda: run.build_task(run.read_public_data())):
+        data = run.read_public_data
+        for make in (
+            run.settings,
+            lambda: run.build_task(data()),
+            lambda: make_callbacks(run.config.callbacks),
+        ):
             with suppress(SilodpError):
                 make()
 
@@ -235,6 +245,7 @@ def test_the_walk_over_the_declarations_finds_the_fields_that_name_code(
     assert found == {
         "accountant",
         "aggregator",
+        "callbacks.*.name",
         "data.source",
         "method.name",
         "method.server_optimizer.name",

@@ -374,7 +374,7 @@ def test_a_run_of_which_a_part_was_set_back_shows_no_second_result_for_one_charg
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Silo, "answer", watched)
         with pytest.raises(KeyboardInterrupt):
-            train(out, name, ROUNDS + 1, on_round=stop)
+            train(out, name, ROUNDS + 1, callbacks=[stop])
     end = tmp_path / "end"
     shutil.copytree(out, end)
     known = {number: (result, charges) for number, result, charges in list_released(read_lines(end))}
@@ -414,7 +414,7 @@ def test_a_run_of_which_all_but_the_ledger_was_set_back_shows_no_other_result(tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "run_round", watched)
         with pytest.raises(KeyboardInterrupt):
-            train(out, "select", ROUNDS + 1, on_round=stop)
+            train(out, "select", ROUNDS + 1, callbacks=[stop])
     put_back(out, copies[ROUNDS - 1], chain.from_iterable(PARTS[part] for part in PARTS if part != "ledger"))
     asked, shown, answer = [], [], Silo.answer
 
@@ -424,7 +424,7 @@ def test_a_run_of_which_all_but_the_ledger_was_set_back_shows_no_other_result(tm
 
     def resume() -> None:
         with refused("checkpoint.mismatch"):
-            train(out, "select", ROUNDS + 1, resume=True, on_round=lambda done: shown.append(done.round))
+            train(out, "select", ROUNDS + 1, resume=True, callbacks=[lambda done: shown.append(done.round)])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Silo, "answer", listen)

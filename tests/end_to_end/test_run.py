@@ -624,7 +624,7 @@ def test_persons_whose_keys_may_be_one_are_warned_of_once_methods_protect_person
         ({"method": "uldp-avg"}, "argument.type"),
         ({"task": torch.nn.Linear(4, 1)}, "argument.type"),
         ({"federation": None}, "argument.type"),
-        ({"on_round": 3}, "argument.type"),
+        ({"callbacks": [3]}, "argument.type"),
         ({"resume": True}, "argument.missing"),
     ],
 )

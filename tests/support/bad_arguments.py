@@ -18,7 +18,6 @@ from silodp.accounting.events import Gaussian
 from silodp.aggregators import Masked
 from silodp.data import embedded, load_profile
 from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, VerifiedIds
-from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
 from silodp_analytics.evaluation.series import Evaluation
 from silodp_budgets.user_budgets import UserBudgets
@@ -106,7 +105,6 @@ def list_calls(folder: Path) -> dict[str, Call]:
         "FederationSize": (FederationSize, {"silos": 3, "users": 12}),
         "compute_epsilon": (compute_epsilon, {"charges": [(Gaussian(5.0), 3)], "delta": 1e-5}),
         "compute_delta": (compute_delta, {"charges": [(Gaussian(5.0), 3)], "epsilon": 1.0}),
-        "make_tracker": (make_tracker, {"text": "x", "directory": folder, "private": False}),
         "binary_cross_entropy": (binary_cross_entropy, {}),
         "cross_entropy": (cross_entropy, {}),
         "exponential_survival": (exponential_survival, {"typical_time": 1.0}),

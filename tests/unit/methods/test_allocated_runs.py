@@ -102,7 +102,7 @@ def test_a_plan_and_a_ledger_charge_one_allocation_after_the_other(tmp_path: Pat
     after = []
     result = silodp.train(
         small_federation(silos=4), make_task(), METHOD, rounds=10, delta=DELTA, seed=1, out=tmp_path / "run",
-        on_round=lambda done: after.append(done.epsilon["released"]),
+        callbacks=[lambda done: after.append(done.epsilon["released"])],
     )  # fmt: skip
     assert {name: one.epsilon for name, one in result.guarantees.items()} == planned
     each = [compute_epsilon([(RandomAllocation(4, Gaussian(2.0)), n)], DELTA) for n in range(4)]

@@ -26,8 +26,9 @@ from silodp.aggregators.plain import PlainServer
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.methods import Ddp, UldpAvg
+from silodp.runtime.callback import Result
 from silodp.runtime.prepare import prepare_run
-from silodp.runtime.train import Result, train
+from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp_analytics.count_parts import CountParts
 from silodp_analytics.counted import CategoryCells, NumericRanges

@@ -17,10 +17,11 @@ from silodp.accounting.ledger import Ledger
 from silodp.methods import FederationSize, Method
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
+from silodp.runtime.callback import Result
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
-from silodp.runtime.train import Result, train
+from silodp.runtime.train import train
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore
 from silodp_budgets.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum

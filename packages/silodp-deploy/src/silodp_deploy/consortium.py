@@ -225,6 +225,12 @@ class Consortium:
                 raise self._coverage_error(
                     f"data.schema.{field}", str(path), "let 'silodp deploy init' write the folder"
                 )
+        if self.resolved.config.callbacks:
+            raise refuse_public(
+                f"{self.folder / CONFIG} has callbacks, which belong to one machine",
+                "take them out; 'silodp server --log' logs the rounds",
+                "callbacks",
+            )
         for field, reference in self.references.items():
             place, name = split_reference(reference)
             # No dots and no leading underscore: neither attributes of attributes nor internals of a module.

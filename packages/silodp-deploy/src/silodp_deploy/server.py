@@ -20,12 +20,12 @@ from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.report.model_card import write_card
-from silodp.report.page import write_report
+from silodp.report.callbacks import WriteReport
+from silodp.runtime.callback import Callback, GivenCallbacks, Result, RoundResult
 from silodp.runtime.run_directory import RunDirectory, hold_lock
 from silodp.runtime.run_files import LEDGER, MetricsRow
 from silodp.runtime.simulation import Connection
-from silodp.runtime.train import OnRound, Result, RoundResult, run
+from silodp.runtime.train import run
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp.wire.store import RoundStore
@@ -149,6 +149,38 @@ def _lead_to_run(folder: Path, directory: Path) -> None:
     new.replace(link)
 
 
+@dataclass(frozen=True)
+class _StatusNotes(Callback):
+    """Notes every round in status.json and for /metrics, and keeps config.toml with the run.
+
+    Attributes:
+        consortium: The public folder.
+        directory: The directory of the run.
+        status: The file.
+        shown: What /health and /metrics show.
+    """
+
+    consortium: Consortium
+    directory: Path
+    status: StatusFile
+    shown: dict[str, Any]
+
+    def after_round(self, result: RoundResult) -> None:
+        """Note a round."""
+        spent = dict(result.epsilon)
+        self.shown.update(round=result.round, epsilon=spent, seconds_left=result.seconds_left, error=None)
+        # The run holds the lock of its directory when it makes its first row.
+        if not (self.directory / CONFIG).exists():
+            write_durably(self.directory / CONFIG, (self.consortium.folder / CONFIG).read_bytes())
+        self.status.write(round=result.round, epsilon=spent)
+
+    def on_end(self, result: Result | None) -> None:
+        """Note what ended the run."""
+        if result is not None:
+            self.shown.update(stopped=result.stopped)
+            self.status.write(stopped=result.stopped)
+
+
 def serve(
     folder: Path,
     consortium: Consortium,
@@ -156,7 +188,7 @@ def serve(
     listen: tuple[str, int] | SocketOptions | None = None,
     answer_timeout: float = 300.0,
     monitor: tuple[str, int] | None = None,
-    on_round: OnRound | None = None,
+    callbacks: GivenCallbacks = (),
 ) -> Result:
     """Run the server from the first round, or from its checkpoint, to the end.
 
@@ -170,7 +202,7 @@ def serve(
             limit, one that is resumed at most for this time.
         monitor: Host and port for a status page, /health and /metrics without TLS; None: /health and /metrics are
             shown to parties with a certificate alone.
-        on_round: See `silodp.train`; it has metrics only where an evaluation by sums releases them.
+        callbacks: See `silodp.train`; a round has metrics only where an evaluation by sums releases them.
 
     Returns:
         The model, its metrics and its guarantees; they and the report are in `run/` too.
@@ -221,17 +253,6 @@ def serve(
         def describe() -> dict[str, Any]:
             return {**shown, "certificate_days": expiry.count_days()}
 
-        def note_round(done: RoundResult) -> None:
-            shown.update(
-                round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None
-            )
-            # The run holds the lock of its directory when it makes its first row.
-            if not (directory / CONFIG).exists():
-                write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
-            status.write(round=done.round, epsilon=dict(done.epsilon))
-            if on_round is not None:
-                on_round(done)
-
         mailbox = held.enter_context(
             _make_mailbox(folder, consortium, listen, answer_timeout, known, monitor, describe)
         )
@@ -262,11 +283,12 @@ def serve(
                 out=directory,
                 resume=resume,
                 evaluate_every=consortium.resolved.config.evaluate_every,
-                on_round=note_round,
+                # They end in the reverse order: the report is written after the status.
+                callbacks=[
+                    WriteReport(directory),
+                    _StatusNotes(consortium, directory, status, shown),
+                    *callbacks,
+                ],
             )
-        shown.update(stopped=result.stopped)
-        status.write(stopped=result.stopped)
-        write_report(directory)
-        write_card(directory)
         mailbox.end_run()
     return result

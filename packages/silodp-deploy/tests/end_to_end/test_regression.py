@@ -15,7 +15,8 @@ import pytest
 import silodp
 from silodp.config.resolve import load_config
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema
-from silodp.runtime.train import Result, train
+from silodp.runtime.callback import Result
+from silodp.runtime.train import train
 from support.commands import Silodp, assert_sentence
 from support.consortium import agree_on_tables
 from support.deployed import assert_same_run, simulate

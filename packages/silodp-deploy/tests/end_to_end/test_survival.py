@@ -13,7 +13,8 @@ import pytest
 import silodp.cli.run as cli_run
 from silodp.config.resolve import load_config
 from silodp.methods import Ddp
-from silodp.runtime.train import OnRound, Result, RoundResult, train
+from silodp.runtime.callback import Callback, OnRound, Result, RoundResult
+from silodp.runtime.train import train
 from silodp.training.losses import cox
 from silodp_deploy.consortium import Consortium
 from silodp_deploy.records import load_records
@@ -108,12 +109,11 @@ def test_the_warning_comes_before_the_first_round(
     told = []
     train_all = cli_run.run
 
-    def watch(*parts: Any, on_round: OnRound, **options: Any) -> Result:
-        def listen(done: RoundResult) -> None:
-            on_round(done)
+    def watch(*parts: Any, callbacks: list[Callback], **options: Any) -> Result:
+        def listen(_: RoundResult) -> None:
             told.append(FEW_RECORDS in capsys.readouterr().err)
 
-        return train_all(*parts, on_round=listen, **options)
+        return train_all(*parts, callbacks=[*callbacks, OnRound(listen)], **options)
 
     monkeypatch.setattr(cli_run, "run", watch)
     config = load_config(folder / "config.toml", ["task.loss=cox", "task.loss_options={}", "rounds=1"])

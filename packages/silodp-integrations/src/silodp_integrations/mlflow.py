@@ -26,7 +26,7 @@ class MLflow(Tracker):
     and MLFLOW_HTTP_REQUEST_MAX_RETRIES say otherwise.
 
     Args:
-        target: A folder, in which mlflow.db is made, or the URI of a tracking server or a database.
+        target: A folder, in which mlflow.db is made, or the URI of a tracking server or a database; see `Tracker`.
         experiment: Name of the MLflow experiment.
         private: See `Tracker`.
 
@@ -38,7 +38,7 @@ class MLflow(Tracker):
     packages = ("mlflow", "sqlalchemy", "alembic")
 
     def __init__(
-        self, target: str | Path, *, experiment: str = "silodp", private: bool | None = None
+        self, target: str | Path | None = None, *, experiment: str = "silodp", private: bool | None = None
     ) -> None:
         # MLflow reports its use to its makers unless it is asked not to, before it is imported.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -12,7 +12,7 @@ class TensorBoard(Tracker):
     """Writes event files; show them with `tensorboard --logdir FOLDER`.
 
     Args:
-        folder: The folder for the event files; a resumed run adds to it.
+        target: The folder for the event files, to which a resumed run adds; see `Tracker`.
         private: See `Tracker`.
 
     Raises:
@@ -22,8 +22,8 @@ class TensorBoard(Tracker):
     name = "tensorboard"
     packages = ("tensorboard", "torch.utils.tensorboard")
 
-    def __init__(self, folder: str | Path, *, private: bool | None = None) -> None:
-        super().__init__(folder, private=private)
+    def __init__(self, target: str | Path | None = None, *, private: bool | None = None) -> None:
+        super().__init__(target, private=private)
         self._writer: Any = None
 
     def log(self, run: str, round_: int, numbers: dict[str, float]) -> None:

@@ -113,7 +113,7 @@ def test_a_killed_worker_is_replaced(address):
             killed.append(worker.pid)
 
     name = "blocks, masked, evaluated"
-    assert digest(train(name, Workers(2, address), on_round=kill)) == digest(train(name))
+    assert digest(train(name, Workers(2, address), callbacks=[kill])) == digest(train(name))
     assert len(set(killed)) >= 4
 
 
@@ -132,7 +132,7 @@ def test_a_lost_node_costs_no_round():
                 lost.append(done.round)
 
         name = "blocks, plain"
-        assert digest(train(name, Workers(2, made.address), on_round=lose)) == digest(train(name))
+        assert digest(train(name, Workers(2, made.address), callbacks=[lose])) == digest(train(name))
         assert lost == [1]
     finally:
         made.shutdown()

@@ -22,9 +22,10 @@ from silodp.crypto.sampling import SamplingRatio
 from silodp.data.federation import Federation, SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize
+from silodp.runtime.callback import Result
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo, make_ledger
-from silodp.runtime.train import Result, train
+from silodp.runtime.train import train
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import DeliveryFailure

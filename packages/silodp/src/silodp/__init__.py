@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.schema import Schema
-    from silodp.runtime.train import Result, RoundResult, train
+    from silodp.runtime.callback import Callback, Result, RoundResult, RunStart
+    from silodp.runtime.train import train
     from silodp.training.losses import Loss
     from silodp.training.sgd import LocalTraining
     from silodp.training.task import Task
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Accountant",
     "Budget",
+    "Callback",
     "Federation",
     "LocalTraining",
     "Loss",
     "Result",
     "RoundResult",
+    "RunStart",
     "Schema",
     "SiloData",
     "SilodpError",
@@ -58,7 +61,8 @@ _exported = export_lazily(
         "data.silo_data": ("SiloData",),
         "data.tables.schema": ("Schema",),
         "methods": (),
-        "runtime.train": ("Result", "RoundResult", "train"),
+        "runtime.callback": ("Callback", "Result", "RoundResult", "RunStart"),
+        "runtime.train": ("train",),
         "tracking": (),
         "training": (),
         "training.losses": ("Loss",),

@@ -1,61 +1,49 @@
-"""Progress and experiment trackers: what a run hands to `on_round` after every round, shown or logged elsewhere.
+"""Progress and experiment trackers: callbacks that show or log what is known after every round.
 
-with silodp.tracking.TensorBoard("runs/first/tensorboard") as tracker:
-    silodp.train(federation, task, method, rounds=50, on_round=tracker)
+silodp.train(federation, task, method, rounds=50, callbacks=[silodp.tracking.TensorBoard("runs/first/tensorboard")])
 
-A new tracker derives from `Tracker`, and is an entry point in the group "silodp.trackers".
+A new tracker derives from `Tracker`.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from silodp._lazy import Registry, make_missing_error
 from silodp.accounting.guarantee import format_epsilon
-from silodp.errors import SilodpError, lookup
+from silodp.errors import SilodpError
+from silodp.runtime.callback import CALLBACKS, Callback, Result, RoundResult, RunStart
 from silodp.settings import check_type
 from silodp.text import describe_exception, format_duration, name_extra
 
 if TYPE_CHECKING:
-    from silodp.runtime.train import RoundResult
-
     MLflow: Any
     TensorBoard: Any
 
-__all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "make_tracker", "open_trackers", "print_progress"]
+__all__ = ["MLflow", "Progress", "TensorBoard", "Tracker", "print_progress"]
 
-_log = logging.getLogger(__name__)
 _MAX_LINES = 25
 """The most lines of `print_progress` in a run."""
 PRIVATE = "private/"
 """Prefix of the names of numbers that no ε covers."""
 
-TRACKERS: Registry[type[Tracker]] = Registry(
-    "trackers",
-    {},
-)
-"""The trackers, by the name in the option --log."""
 
-
-class Tracker(ABC):
-    """A function for `on_round` that logs the numbers of each round, and a context manager that closes the log.
+class Tracker(Callback, ABC):
+    """A callback that logs the numbers of each round.
 
     ε is logged for each adversary. Loss and metrics keep their names where ε covers them. Elsewhere they are computed
     from private records, and their names begin with "private/", as does that of the duration, which no ε ever covers.
     Private numbers are sent to a server only if the argument `private` is True.
 
     Args:
-        target: A folder or a URI.
+        target: A folder or a URI; None: the folder `name` in the directory of the run.
         private: Whether private numbers are logged. None: if the target is on this machine.
 
     Raises:
@@ -63,12 +51,13 @@ class Tracker(ABC):
     """
 
     name: str
-    """Name of the tracker in the option --log."""
+    """Name of the tracker in the option --log, and of its folder in the directory of the run."""
     packages: Sequence[str] = ()
     """Packages that `pip install 'silodp[NAME]'` installs, by the names under which they are imported."""
 
-    def __init__(self, target: str | Path, *, private: bool | None = None) -> None:
-        self.target = str(target)
+    def __init__(self, target: str | Path | None = None, *, private: bool | None = None) -> None:
+        check_type("target", target, (str, Path, type(None)), "'runs/first/log'")
+        self.target = "" if target is None else str(target)
         self.private = is_local(self.target) if private is None else private
         self.check_installed()
 
@@ -82,19 +71,26 @@ class Tracker(ABC):
             numbers: The numbers, by name.
         """
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Write what is not yet written; by default nothing."""
 
-    def __call__(self, result: RoundResult) -> None:
-        """Log a round; for `on_round`."""
+    def on_start(self, run: RunStart) -> None:
+        """Choose the folder in the directory of the run, where no target was given."""
+        if not self.target:
+            if run.directory is None:
+                raise SilodpError(
+                    f"{self.name} has no target, and the run no directory to log into: set one of them.",
+                    code="argument.missing",
+                    field="target",
+                )
+            self.target = str(run.directory / self.name)
+
+    def after_round(self, result: RoundResult) -> None:
+        """Log a round."""
         self.log(result.run, result.round, list_numbers(result, self.private))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def on_end(self, result: Result | None) -> None:
+        """Close the log."""
         self.close()
 
     @classmethod
@@ -114,85 +110,6 @@ class Tracker(ABC):
                     code="argument.missing",
                     field="log",
                 ) from None
-
-
-class SafeTracker:
-    """A tracker that never stops a run: its first failure is a warning, and nothing is logged after it.
-
-    Args:
-        tracker: The tracker to be called.
-    """
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker: Tracker | None = tracker
-
-    def __call__(self, result: RoundResult) -> None:
-        """Log a round."""
-        self._try(lambda tracker: tracker(result), f"from round {result.round} on")
-
-    def close(self) -> None:
-        """Close the tracker."""
-        self._try(lambda tracker: tracker.close(), "at the end of the run")
-
-    def _try(self, act: Callable[[Tracker], None], since: str) -> None:
-        """Call the tracker unless it has failed before; `since` says in a warning what is missing after a failure."""
-        if self._tracker is None:
-            return
-        # Once it has failed it is not asked again: a server that is gone would hold up every round.
-        try:
-            act(self._tracker)
-        except Exception as error:
-            # Whatever another program raises: hours of training must not end with it.
-            name, self._tracker = self._tracker.name, None
-            text = " ".join(str(error).split())[:200]
-            _log.warning(
-                "%s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text
-            )
-
-
-def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> Tracker:
-    """Return a tracker.
-
-    Args:
-        text: NAME, which logs into the folder NAME of the run's directory, or NAME=TARGET.
-        directory: The directory of the run.
-        private: See `Tracker`.
-
-    Raises:
-        SilodpError: The name is not known, or its package is not installed.
-    """
-    check_type("log", text, str, "'tensorboard'")
-    name, _, target = text.partition("=")
-    if not TRACKERS:
-        raise make_missing_error("integrations")
-    return lookup(name, TRACKERS, "log")(target or directory / name, private=private)
-
-
-@contextmanager
-def open_trackers(
-    texts: Sequence[str], directory: Path, *, private: bool | None = None
-) -> Iterator[Callable[[RoundResult], None]]:
-    """Yield a function that logs a round with trackers that never stop a run; they are closed at the end.
-
-    Args:
-        texts: See `make_tracker`.
-        directory: The directory of the run.
-        private: See `Tracker`.
-
-    Raises:
-        SilodpError: As `make_tracker`.
-    """
-    # All are made before the run begins, so that a missing package is refused and does not cost a run.
-    trackers = [SafeTracker(make_tracker(text, directory, private=private)) for text in texts]
-
-    def log(result: RoundResult) -> None:
-        for tracker in trackers:
-            tracker(result)
-
-    with ExitStack() as opened:
-        for tracker in trackers:
-            opened.callback(tracker.close)
-        yield log
 
 
 def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
@@ -224,7 +141,47 @@ def is_local(target: str) -> bool:
     return parts.scheme in ("", "file", "sqlite") and parts.netloc in ("", "localhost")
 
 
-# --- progress as lines of text ---
+# --- progress ---
+
+
+class Progress(Callback):
+    """Shows every round on standard error: a progress bar on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def on_start(self, run: RunStart) -> None:
+        """Show the bar."""
+        if not sys.stderr.isatty():
+            return
+        from rich import progress
+        from rich.console import Console
+
+        columns = (
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.description}"),
+        )
+        self._bar = progress.Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("", total=run.rounds)
+        self._seen: dict[str, Any] = {"loss": None, "metrics": {}}
+        self._bar.start()
+
+    def after_round(self, result: RoundResult) -> None:
+        """Move the bar, or print a line."""
+        if self._bar is None:
+            print_progress(result)
+            return
+        # The last values stay visible between evaluations.
+        if result.metrics or result.loss is not None:
+            self._seen = {"loss": result.loss, "metrics": result.metrics}
+        shown = describe_round(replace(result, **self._seen))
+        self._bar.update(self._task, completed=result.round, description=shown)
+
+    def on_end(self, result: Result | None) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def print_progress(result: RoundResult) -> None:
@@ -233,7 +190,7 @@ def print_progress(result: RoundResult) -> None:
     Metrics on private records are private, and so are these lines; see `RoundResult`.
 
     Args:
-        result: The result of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
+        result: The result of the round; `silodp.train(..., callbacks=[silodp.tracking.print_progress])`.
     """
     # Rounded up, so that there are never more lines than that.
     every = max(1, math.ceil(result.rounds / _MAX_LINES))
@@ -256,5 +213,5 @@ def describe_round(result: RoundResult) -> str:
 def __getattr__(name: str) -> Any:
     # By its name: the core imports no extension. Most names that are asked for here are no tracker's.
     if name in __all__:
-        return TRACKERS.require(name.lower(), "integrations")
+        return CALLBACKS.require(name.lower(), "integrations")
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -90,7 +90,7 @@ def copy_during(round_: int, **settings: Any) -> package.Result:
         rounds=4,
         out="a",
         cohort="people",
-        on_round=copy,
+        callbacks=[copy],
         **settings,
     )
 
@@ -155,7 +155,7 @@ def test_a_run_whose_copy_went_on_first_releases_nothing(silodp: Silodp) -> None
             rounds=4,
             out="a",
             cohort="people",
-            on_round=continue_copy,
+            callbacks=[continue_copy],
         )
     assert seen == [0, 1, 2], "nothing of round 3 was shown"
     assert len(Path("a/metrics.jsonl").read_text().splitlines()) == 3
@@ -182,7 +182,7 @@ def test_an_old_copy_of_the_cohort_is_noticed_by_a_run_that_is_counted_in_it() -
             rounds=4,
             out="a",
             cohort="people",
-            on_round=replace_cohort,
+            callbacks=[replace_cohort],
         )
     with refused("cohort.settle"):
         resume("a")
@@ -225,7 +225,7 @@ def test_a_run_that_died_keeps_its_reservation_and_is_counted_once(at: int) -> N
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        package.train(small_federation(), logistic_task(), method, on_round=die, **settings)
+        package.train(small_federation(), logistic_task(), method, callbacks=[die], **settings)
     cohort = Cohort(Path("people"))
     (run,) = cohort.runs.values()
     assert not run.is_settled

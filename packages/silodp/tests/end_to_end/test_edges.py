@@ -99,9 +99,9 @@ def test_no_command_answers_ctrl_c_with_a_traceback(
     [
         ("silodp.config.resolve.ResolvedRun.load_federation", None),
         ("silodp.cli.run.find_doubts", None),
-        ("silodp.cli.run.write_report", 2),
-        ("silodp.cli.run.read_run", 2),
-        ("silodp.cli.run.write_card", 2),
+        ("silodp.report.callbacks.write_report", 2),
+        ("silodp.report.callbacks.read_run", 2),
+        ("silodp.report.callbacks.write_card", 2),
     ],
 )
 def test_ctrl_c_says_how_to_go_on_wherever_it_comes(

@@ -46,7 +46,7 @@ def outcome(pipe, out, wait_at_empty=None, wait=0.0, **more):
 
         directories.Checkpoint = SimpleNamespace(initial=slow)
     if wait:
-        more["on_round"] = lambda row: time.sleep(wait)
+        more["callbacks"] = [lambda row: time.sleep(wait)]
     try:
         run(out, **more)
         pipe.send("done")
@@ -206,7 +206,7 @@ def test_a_copy_made_during_a_start_is_told_by_the_rounds_of_the_next_one(tmp_pa
         if row.round == 1:
             shutil.copytree(out, copy)
 
-    run(out, rounds=3, on_round=copy_once)
+    run(out, rounds=3, callbacks=[copy_once])
     run(copy, rounds=3, resume=True)
     (_, mine), (_, theirs) = starts_of(out), starts_of(copy)
     assert mine == theirs[:1]

@@ -24,7 +24,8 @@ from torch import nn
 import silodp
 from silodp import SilodpError
 from silodp.config.resolve import load_config
-from silodp.runtime.train import Result, train
+from silodp.runtime.callback import Result
+from silodp.runtime.train import train
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 from support.rewriting import edit_description

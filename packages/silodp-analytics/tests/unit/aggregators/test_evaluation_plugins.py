@@ -25,8 +25,9 @@ from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import Method, UldpAvg
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
+from silodp.runtime.callback import Result
 from silodp.runtime.prepare import prepare_run
-from silodp.runtime.train import Result, train
+from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp_analytics.evaluation.series import Evaluation

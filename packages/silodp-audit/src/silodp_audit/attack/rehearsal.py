@@ -29,10 +29,11 @@ from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import start_state, take_step
+from silodp.runtime.callback import Result
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.simulation import Connection, Parties
-from silodp.runtime.train import Result, run
+from silodp.runtime.train import run
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore

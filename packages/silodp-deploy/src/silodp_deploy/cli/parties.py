@@ -19,7 +19,7 @@ from silodp_deploy.cli._logging import LEVELS, log_lines
 from silodp_deploy.cli.deploy import Folder, Public, Url
 
 if TYPE_CHECKING:
-    from silodp.runtime.train import RoundResult
+    from silodp.runtime.callback import RoundResult
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ def server(
         _refuse_with_socket(socket, listen=listen, monitor=monitor)
         consortium = take_copy(public, folder)
 
+        from silodp.config.callbacks import read_log_options
         from silodp.report.skill import read_skill
         from silodp.text import format_duration
-        from silodp.tracking import open_trackers
         from silodp_deploy.server import serve  # torch, after what is refused without it
         from silodp_deploy.sockets import SocketOptions
 
@@ -83,20 +83,16 @@ def server(
             left = f", about {format_duration(done.seconds_left)} left" if done.seconds_left else ""
             text = f"round {done.round} of {done.rounds} is done, ε {spent or 0}{left}"
             _log.info("%s", text, extra={"fields": {"round": done.round, "epsilon": dict(done.epsilon)}})
-            log_round(done)
 
-        # The server has no records, so no tracker gets a metric that no ε covers.
-        with open_trackers(log_ or (), folder, private=False) as log_round:
-            result = serve(
-                folder,
-                consortium,
-                listen=SocketOptions(socket, socket_group, repeat)
-                if socket
-                else parse_address(listen, "listen"),
-                answer_timeout=patience,
-                monitor=parse_address(monitor, "monitor"),
-                on_round=log_progress,
-            )
+        result = serve(
+            folder,
+            consortium,
+            listen=SocketOptions(socket, socket_group, repeat) if socket else parse_address(listen, "listen"),
+            answer_timeout=patience,
+            monitor=parse_address(monitor, "monitor"),
+            # The server has no records, so no tracker gets a metric that no ε covers.
+            callbacks=[log_progress, *read_log_options(log_ or (), private=False)],
+        )
         done = result.guarantees["released"].rounds
         skill = read_skill(folder / "run")  # by noised sums, where the run has any
         summary = {

@@ -45,6 +45,7 @@ from silodp.text import list_missing_packages
 if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
     from silodp.config.schema import RunConfig
+    from silodp.runtime.callback import Callback
     from silodp.runtime.executor import Executor
 
 # With rich, Typer escapes "[required]" for its markup, which plain text does not resolve.
@@ -167,7 +168,10 @@ def run(
     resolved = load_config(config, set_ or ())
     directory = out or Path("runs") / resolved.config.name
     found = make_workers(workers, cluster, gpus_per_worker)
-    _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort, found)
+    from silodp.config.callbacks import read_log_options
+
+    trackers = read_log_options(log_ or (), log_private)
+    _train(resolved, directory, as_json, resume, trackers, cohort, found)
 
 
 def _find_config(directory: Path) -> Path:
@@ -205,16 +209,15 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
         # The lock refuses where a demo is still running.
         with hold_lock(directory / "checkpoint" / LOCK):
             shutil.rmtree(directory)
-    _train(resolved, directory, False, as_json)
+    _train(resolved, directory, as_json)
 
 
 def _train(
     resolved: ResolvedRun,
     directory: Path,
-    resume: bool,
     as_json: bool,
-    trackers: Sequence[str] = (),
-    log_private: bool | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
     cohort: Path | None = None,
     executor: Executor | None = None,
 ) -> None:
@@ -222,7 +225,7 @@ def _train(
     from silodp.cli.run import format_summary, run_config
 
     with redirect_prints():
-        summary = run_config(resolved, directory, resume, trackers, log_private, cohort, executor)
+        summary = run_config(resolved, directory, resume, callbacks, cohort, executor)
     show(summary, as_json, format_summary(summary))
 
 

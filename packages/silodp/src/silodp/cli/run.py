@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from silodp.accounting.guarantee import Guarantee
-from silodp.accounting.trade_off import MembershipAttack
-from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log
+from silodp.config.callbacks import make_callbacks
 from silodp.config.plugins import is_reference
 from silodp.config.resolve import ResolvedRun
 from silodp.config.run_settings import RunSettings, load_settings
@@ -25,24 +23,22 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.report.callbacks import KeepPrivateResults, WriteReport
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
-from silodp.report.held_out import keep_held_out, measure_held_out
-from silodp.report.model_card import write_card
-from silodp.report.page import write_report
-from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
+from silodp.report.run_record import format_versions
 from silodp.report.skill import read_skill
+from silodp.runtime.callback import Callback, Result, RoundResult
 from silodp.runtime.cohort import CohortPlace
 from silodp.runtime.executor import THIS_PROCESS, Executor
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.prepare import find_doubts
-from silodp.runtime.run_files import CONFIG, METRICS, list_signatures, read_metrics
+from silodp.runtime.run_files import CONFIG, METRICS, MetricsRow, list_signatures, read_metrics
 from silodp.runtime.simulation import Simulation
-from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
+from silodp.runtime.train import run
 from silodp.text import format_duration, pluralize
-from silodp.tracking import describe_round, open_trackers, print_progress
-from silodp.training.task import Task
+from silodp.tracking import Progress
 from silodp.wire.files import write_durably
 
 _LONG_SECONDS = 3600.0
@@ -53,8 +49,7 @@ def run_config(
     resolved: ResolvedRun,
     directory: Path,
     resume: bool = False,
-    trackers: Sequence[str] = (),
-    log_private: bool | None = None,
+    callbacks: Sequence[Callback] = (),
     cohort: Path | None = None,
     executor: Executor | None = None,
 ) -> dict[str, Any]:
@@ -66,8 +61,7 @@ def run_config(
         resolved: The resolved configuration.
         directory: The directory to which everything is written.
         resume: Whether to continue the run in the directory.
-        trackers: Trackers as NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
-        log_private: Whether trackers log what no ε covers; None: only if their target is on this machine.
+        callbacks: What follows the run besides [[callbacks]] of the configuration.
         cohort: The file of the cohort in which the run is counted; None counts it nowhere.
         executor: Where the silos' parts are computed; None: in this process.
 
@@ -81,14 +75,12 @@ def run_config(
     # Whether there was another run before this one began: its rounds are not to be continued by this configuration.
     existed = (directory / CONFIG).exists() and not resume
     try:
-        return _run_config(
-            resolved, directory, resume, trackers, log_private, cohort, executor or THIS_PROCESS
-        )
+        return _run_config(resolved, directory, resume, callbacks, cohort, executor or THIS_PROCESS)
     except KeyboardInterrupt:
         raise Interrupted(_describe_interruption(directory, existed)) from None
 
 
-class _RunLog:
+class _RunLog(Callback):
     """What a run writes and says while it goes on: config.toml and remarks at its beginning, then its rounds.
 
     config.toml is written with the first row, when the run holds the lock of its directory: a run that is refused
@@ -103,7 +95,7 @@ class _RunLog:
         self._changes, self._remarks = changes, remarks
         self._is_estimated = False
 
-    def begin(self, rounds: int) -> None:
+    def _begin(self, rounds: int) -> None:
         """Write config.toml after so many rounds, and the remarks."""
         self.begun = True
         header = [f"# Written by {format_versions()}.", *_read_change_notes(self._path)]
@@ -113,24 +105,26 @@ class _RunLog:
         for remark in self._remarks:
             log(remark)
 
-    def note(self, done: RoundResult) -> None:
+    def after_round(self, result: RoundResult) -> None:
         """Note a row; as soon as the speed of the run is known, tell of one that takes long."""
         if not self.begun:
-            self.begin(max(done.round - 1, 0))
-        if done.seconds_left is None or self._is_estimated:
+            self._begin(max(result.round - 1, 0))
+        if result.seconds_left is None or self._is_estimated:
             return
         self._is_estimated = True
-        if done.seconds_left > _LONG_SECONDS:
+        if result.seconds_left > _LONG_SECONDS:
             log(
-                f"note: at this speed the other {pluralize(done.rounds - done.round, 'round')} take about "
-                f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
+                f"note: at this speed the other {pluralize(result.rounds - result.round, 'round')} take about "
+                f"{format_duration(result.seconds_left)}; Ctrl-C stops the run, which can be resumed"
             )
 
-    def end(self, result: Result) -> None:
+    def on_end(self, result: Result | None) -> None:
         """Tell where no round was left to do; a run of a program in Python, which has no config.toml, gets one."""
-        if not self.begun and not self._path.exists():
-            self.begin(result.guarantees["released"].rounds)
-        elif not self.begun:
+        if result is None or self.begun:
+            return
+        if not self._path.exists():
+            self._begin(result.guarantees["released"].rounds)
+        else:
             log(f"note: no round was left to do, and {self._path} is unchanged")
 
 
@@ -138,13 +132,14 @@ def _run_config(
     resolved: ResolvedRun,
     directory: Path,
     resume: bool,
-    trackers: Sequence[str],
-    log_private: bool | None,
+    callbacks: Sequence[Callback],
     cohort: Path | None,
     executor: Executor,
 ) -> dict[str, Any]:
     config, method = resolved.config, resolved.method
     _check_before_reading(resolved)
+    # Made before data are read and the run begins, so that a missing package is refused and does not cost a run.
+    callbacks = [*make_callbacks(config.callbacks), *callbacks]
     federation = resolved.load_federation()
     task = resolved.build_task(federation)
     previous = _find_previous(directory) if resume else None
@@ -154,32 +149,21 @@ def _run_config(
         *_list_remarks(resolved, federation, directory, changes),
         *(f"warning: {doubt}" for doubt in doubts),
     ]
+    written = WriteReport(directory)
+    private = KeepPrivateResults(resolved, federation, task, doubts, directory)
     run_log = _RunLog(config, directory, changes, remarks)
     try:
-        with (
-            show_progress(config.rounds) as show,
-            open_trackers(trackers, directory, private=log_private) as log_round,
-        ):
-
-            def on_round(done: RoundResult) -> None:
-                run_log.note(done)
-                show(done)
-                log_round(done)
-
-            spec = resolved.prepare(federation, task)
-            result = run(
-                spec,
-                Simulation(federation, task, executor),
-                out=directory,
-                resume=resume,
-                evaluate_every=config.evaluate_every,
-                on_round=on_round,
-                cohort=None if cohort is None else CohortPlace(cohort, federation.persons),
-            )
-        run_log.end(result)
-        _keep_private_results(resolved, federation, task, result, doubts, directory)
-        record = read_run(directory)
-        page = write_report(directory, record)
+        spec = resolved.prepare(federation, task)
+        result = run(
+            spec,
+            Simulation(federation, task, executor),
+            out=directory,
+            resume=resume,
+            evaluate_every=config.evaluate_every,
+            # They end in the reverse order: the report is written last.
+            callbacks=[written, private, run_log, Progress(), *callbacks],
+            cohort=None if cohort is None else CohortPlace(cohort, federation.persons),
+        )
     except SilodpError as error:
         if changes and not run_log.begun:
             error.args = (
@@ -187,9 +171,7 @@ def _run_config(
                 f"{_explain_rounds(method, previous)}",
             )
         raise
-    card = write_card(directory, record)
-    summary = _summarize(config, directory, result, page, record.attacks)
-    summary["card"] = None if card is None else str(card)
+    summary = _summarize(config, directory, result, written)
     summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
     if signed := list_signatures(directory):
         names = ", ".join(path.name for path in signed)
@@ -201,29 +183,6 @@ def _run_config(
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     return summary
-
-
-def _keep_private_results(
-    resolved: ResolvedRun,
-    federation: Federation,
-    task: Task,
-    result: Result,
-    doubts: Sequence[str],
-    directory: Path,
-) -> None:
-    """Write what the report shows of private records: metrics of the held-out ones, doubts, and records per person."""
-    config, rounds = resolved.config, result.guarantees["released"].rounds
-    # Where silos evaluate by themselves or by noisy sums, nothing else about held-out records may leave them.
-    if config.evaluation is None:
-        groups = {} if config.card is None else config.card.subgroups
-        held_out = measure_held_out(federation, task, result.params, rounds, groups)
-        if held_out is not None:
-            keep_held_out(directory, held_out)
-    keep_doubts(directory, doubts)
-    # Of data that are not published, the number of records of each person is private, and not even kept.
-    if resolved.dataset.is_published:
-        names = [silo.name for silo in federation.silos]
-        keep_allocation(directory, Allocation.from_counts(federation.counts(), names))
 
 
 def _check_before_reading(resolved: ResolvedRun) -> None:
@@ -295,18 +254,18 @@ def _summarize(
     config: RunConfig,
     directory: Path,
     result: Result,
-    page: Path,
-    attacks: Mapping[Adversary, MembershipAttack],
+    written: WriteReport,
 ) -> dict[str, Any]:
     # Not every round is evaluated: the last row with metrics, which may be that of an earlier round.
     last: MetricsRow = next((row for row in reversed(result.metrics) if "metrics" in row), {})
     estimates = (last.get("evaluation") or {}).get("estimates", {})
     errors = {name: as_number(one["standard_error"]) for name, one in estimates.items()}
-    released, skill = result.guarantees["released"], read_skill(directory)
+    released, skill, attacks = result.guarantees["released"], read_skill(directory), written.run.attacks
     return {
         "name": config.name,
         "out": str(directory),
-        "report": str(page),
+        "report": str(written.page),
+        "card": None if written.card is None else str(written.card),
         "method": released.method,
         "aggregator": config.aggregator,
         "rounds": released.rounds,
@@ -363,32 +322,6 @@ def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list
         f"Metrics by noisy sums, which {describe_cover(is_private)}. Standard error of their noise: {found} (a 95 % "
         "interval is twice as wide to each side)."
     ]
-
-
-# --- progress ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def show_progress(rounds: int) -> Iterator[OnRound]:
-    """Yield a function that shows the result of a round: a progress bar on a terminal, else a line now and then."""
-    if not sys.stderr.isatty():
-        yield print_progress
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("", total=rounds)
-        seen: dict[str, Any] = {"loss": None, "metrics": {}}
-
-        def show_bar(done: RoundResult) -> None:
-            # The last values stay visible between evaluations.
-            if done.metrics or done.loss is not None:
-                seen.update(loss=done.loss, metrics=done.metrics)
-            progress.update(bar, completed=done.round, description=describe_round(replace(done, **seen)))
-
-        yield show_bar
 
 
 # --- runs that were stopped ----------------------------------------------------------------------------------------

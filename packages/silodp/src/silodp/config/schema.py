@@ -79,7 +79,8 @@ class RunConfig(_Section):
     [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments
     of the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; `resolve` checks them
     against those, and makes these objects. [silo_limits] holds ε by adversary, [card] what the model card says.
-    [statistics] is read by `silodp statistics`, of another package; other commands check it.
+    [statistics] is read by `silodp statistics`, of another package; other commands check it. [[callbacks]] holds names
+    and arguments of what follows `silodp run` (`config.callbacks`).
     A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 
@@ -104,6 +105,7 @@ class RunConfig(_Section):
     budgets: TomlTable | None = None
     evaluation: TomlTable | None = None
     statistics: TomlTable | None = None
+    callbacks: tuple[TomlTable, ...] | None = None
     card: CardSection | None = None
 
     @field_validator("accountant")

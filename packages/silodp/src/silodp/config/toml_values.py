@@ -241,7 +241,10 @@ def _rank_value(value: Any) -> int:
 
 _PATHS = ("data.root", "data.files.*", "data.schema.users", "data.schema.identity")
 """Settings that are paths."""
-_REFERENCES = ("data.source", "aggregator", "accountant", "task.model", "task.loss", "task.metrics.*")
+_REFERENCES = (
+    *("data.source", "aggregator", "accountant", "task.model", "task.loss", "task.metrics.*"),
+    "callbacks.*.name",
+)
 """Settings that may refer to a file of code, besides the names of methods and of what is in a method."""
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -168,6 +168,16 @@ class RunDirectory:
         """Write the encoded checkpoint after a round durably."""
         if self.path is not None:
             save_checkpoint(self.path / run_files.STATE, content)
+
+    def open_metrics(
+        self,
+        ledger: Ledger,
+        resumed_round: int | None,
+        spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
+    ) -> run_files.Metrics:
+        """Open metrics.jsonl, compared with the digest of its rows in the ledger of a finished run; see `Metrics`."""
+        path = None if self.path is None else self.path / run_files.METRICS
+        return run_files.Metrics(path, resumed_round, spent, (ledger.files or {}).get(run_files.METRICS))
 
     @contextmanager
     def open_ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:

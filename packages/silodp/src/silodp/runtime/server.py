@@ -17,7 +17,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_poisson_sample
 from silodp.methods.roles import MethodState, compute_user_weights
-from silodp.methods.server_optimizer import take_step
+from silodp.methods.server_optimizer import compute_output, take_step
 from silodp.runtime.checkpoint import Checkpoint, Participation, get_or_draw
 from silodp.text import name_class
 from silodp.wire.messages import Message
@@ -169,12 +169,16 @@ class Server:
         self.ledger.charge(round_, release, self.spec.release_events(survivors, round_, release))
         return True
 
-    def step(self, before: Checkpoint, total: Tensor) -> Checkpoint:
+    def step(self, before: Checkpoint, total: Tensor) -> tuple[Checkpoint, bool]:
         """Return the checkpoint after a round: the next model, and the states of server optimizer and method.
 
         Args:
             before: The checkpoint before the round.
             total: The noisy sum (d + extra coordinates,), float64.
+
+        Returns:
+            The checkpoint, and whether sum and model are finite. If not, the model stays as it was, and the round
+            counts, since it was charged.
         """
         method, population = self.spec.method, self.spec.population
         # Everything from here on is computed from the noisy sum and costs no ε (post-processing; Dwork and Roth 2014,
@@ -184,7 +188,15 @@ class Server:
         params, optimizer = take_step(
             method.make_server_optimizer(), before.params, update, before.optimizer, rate, scale
         )
-        return replace(before, round=before.round + 1, params=params, optimizer=optimizer, method=state)
+        after = replace(before, round=before.round + 1)
+        # NaN in a model would stay in it for all later rounds.
+        if not (total.isfinite().all() and params.isfinite().all()):
+            return after, False
+        return replace(after, params=params, optimizer=optimizer, method=state), True
+
+    def find_output(self, state: Checkpoint) -> Tensor:
+        """Return the model (d,) that is released: an optimizer may go on from other parameters than their average."""
+        return compute_output(self.spec.method.make_server_optimizer(), state.params, state.optimizer)
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Send each silo its request, wait for the answers, and check them.
@@ -312,8 +324,3 @@ class Server:
         population = self.spec.population
         rates = self.spec.method.sampling_rates(population)
         return draw_poisson_sample(population.users, rates, self.randomness.stream("sample", round_))
-
-
-def is_finite(total: Tensor) -> bool:
-    """Return whether all coordinates of a noisy sum are finite; another sum must not change the model."""
-    return bool(total.isfinite().all())

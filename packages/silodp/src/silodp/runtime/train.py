@@ -1,103 +1,49 @@
-"""Training: `train` in one call, and `run`, the server side of a prepared run."""
+"""Training: `train` in one call, and `run`, the server side of a prepared run.
+
+The loop is `_train_rounds`. The order of its steps, and of those before it in `_run`, is what ε, resumed runs and
+cohorts rest on, so none of them is a callback: callbacks (`silodp.runtime.callback`) are told, and change nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Any, Literal
+from types import NoneType
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.charges import ChargeCounts
-from silodp.accounting.guarantee import Guarantee
-from silodp.accounting.ledger import Budget
+from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
 from silodp.aggregators.series import NOTHING_MEASURED, Series
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError
 from silodp.methods.base import Method
-from silodp.methods.server_optimizer import compute_output
+from silodp.runtime.callback import Followers, GivenCallbacks, Result, Stopped
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.cohort import CohortPlace, check_cohort, count_in_cohort
 from silodp.runtime.executor import Executor, make_executor
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import RunDirectory
-from silodp.runtime.run_files import METRICS, REFUSED_SUM, Metrics, MetricsRow
+from silodp.runtime.run_files import REFUSED_SUM, Metrics, MetricsRow
 from silodp.runtime.series import SeriesServer
-from silodp.runtime.server import Server, is_finite
-from silodp.runtime.simulation import Parties, Simulation
+from silodp.runtime.server import Server
+from silodp.runtime.simulation import Connection, Parties, Simulation
 from silodp.settings import Whole, check_path, check_type
 from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Attributes:
-        params: The parameters (d,) of the final global model.
-        model: The final global model as a `torch.nn.Module`.
-        metrics: One row per round. The first row is that of the untrained model; it also has the number of persons
-            who have records in 0, 1, 2… silos (private).
-        guarantees: One guarantee for each adversary.
-        stopped: What ended the run: "rounds" (T was reached) or "budget".
-        charges: What the ledger of the run charged, from which the guarantees follow.
-    """
-
-    params: Tensor
-    model: nn.Module
-    metrics: tuple[MetricsRow, ...]
-    guarantees: dict[Adversary, Guarantee]
-    stopped: Literal["rounds", "budget"]
-    charges: ChargeCounts
-
-    @property
-    def epsilon(self) -> float | None:
-        """ε against whoever sees the models; None where there is no guarantee."""
-        return self.guarantees["released"].epsilon
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What is known after a round; the argument of `on_round`.
-
-    Attributes:
-        run: Public random id of the run; a resumed run keeps it.
-        round: Number of rounds done; 0 is the untrained model.
-        rounds: T.
-        epsilon: ε by adversary of everything released so far; None: no guarantee. Without releases it is 0.
-        loss: The loss of the model where it was evaluated in this round, else None.
-        metrics: The metrics, by name, of the model where it was evaluated in this round, else {}.
-        is_covered: Whether ε covers loss and metrics, because they follow from noised sums whose noise is secret, and
-            the run has an ε against whoever sees the models. If False, do not send them to anybody who may not see the
-            private records that they are computed from.
-        seconds: The seconds that the round took; private, because no ε covers it.
-        seconds_left: Estimated time until round T; None after the first round of a start. A budget may stop a run
-            earlier.
-    """
-
-    run: str
-    round: int
-    rounds: int
-    epsilon: Mapping[Adversary, float | None]
-    loss: float | None
-    metrics: Mapping[str, float]
-    is_covered: bool
-    seconds: float | None
-    seconds_left: float | None
-
-
-OnRound = Callable[[RoundResult], None]
+Measure = Callable[[int, Tensor, bool], MetricsRow]
+"""Number of rounds done, model (d,), whether the run ends with it -> entries of the row of the round."""
 
 
 def train(
@@ -118,7 +64,7 @@ def train(
     evaluation: Series | Mapping[str, Any] | None = None,
     series: Sequence[Series] = (),
     separate: bool = False,
-    on_round: OnRound | None = None,
+    callbacks: GivenCallbacks = (),
     cohort: str | Path | None = None,
     workers: int | Executor | None = None,
 ) -> Result:
@@ -154,10 +100,9 @@ def train(
         separate: Whether silos compute every person (or record, where records are clipped) alone. It is slower, and
             then even a model chosen for an attack cannot turn rounding into more than one clip per person. In a
             deployment it should be set; in one process nobody but you chooses models.
-        on_round: Called with a `RoundResult` after every round, and once with that of the untrained model. If it
-            raises an exception, the state after the round is saved, the run ends with that exception, and it can be
-            resumed. If the process dies during the call, the round is repeated when the run is resumed, at no cost, and
-            so is the call.
+        callbacks: What follows the run: objects of classes derived from `silodp.Callback`, and functions, which are
+            called with a `RoundResult` after every round, and once with that of the untrained model. If one raises an
+            exception, the state after the round is saved, the run ends with that exception, and it can be resumed.
         cohort: The file in which all runs on these people are counted (`silodp cohort new`); a run that does not fit is
             refused.
         workers: The number of processes that compute for the silos, with Ray; or an `Executor`, for example that of
@@ -201,7 +146,7 @@ def train(
         out=out,
         resume=resume,
         evaluate_every=evaluate_every,
-        on_round=on_round,
+        callbacks=callbacks,
         cohort=None if cohort is None else CohortPlace(Path(cohort), federation.persons),
     )
 
@@ -213,7 +158,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
-    on_round: OnRound | None = None,
+    callbacks: GivenCallbacks = (),
     cohort: CohortPlace | None = None,
 ) -> Result:
     """Run the server of a prepared run, from the first round or from a checkpoint to the end.
@@ -224,7 +169,7 @@ def run(
         out: See `train`.
         resume: See `train`.
         evaluate_every: See `train`.
-        on_round: See `train`.
+        callbacks: See `train`.
         cohort: Where the run is counted, if anywhere.
 
     Returns:
@@ -235,136 +180,119 @@ def run(
             from different rounds.
     """
     Whole().check("evaluate_every", evaluate_every)
-    if not (on_round is None or callable(on_round)):
-        raise SilodpError(
-            f"on_round is {on_round!r}: set a function of one argument, the result of a round.",
-            code="argument.type",
-            field="on_round",
-        )
-    task, optimizer = parties.task, spec.method.make_server_optimizer()
+    followers, result = Followers(callbacks), None
+    try:
+        directory = RunDirectory(None if out is None else Path(out))
+        result = _run(spec, parties, directory, resume, evaluate_every, cohort, followers)
+    finally:
+        followers.end(result)
+    return result
 
-    # An optimizer may release other parameters than those that it goes on from, for example an average.
-    def find_output(state: Checkpoint) -> Tensor:
-        return compute_output(optimizer, state.params, state.optimizer)
 
-    directory = RunDirectory(None if out is None else Path(out))
+def _run(
+    spec: RunSpec,
+    parties: Parties,
+    directory: RunDirectory,
+    resume: bool,
+    evaluate_every: int,
+    cohort: CohortPlace | None,
+    followers: Followers,
+) -> Result:
+    task = parties.task
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
     check_cohort(cohort, directory.path, replace(spec, run=state.run), resume)
     untrained = None
     # Before anything is written: a metric that fails must not leave a run behind.
     if state.round == 0:
         untrained = NOTHING_MEASURED if spec.is_measured else parties.evaluate(state.params)
-    with directory.open(spec, task, state, resume) as (state, ledger):
+    with ExitStack() as opened:
+        state, ledger = opened.enter_context(directory.open(spec, task, state, resume))
         # A resumed run keeps its id, to which stores, signatures and ledgers are bound.
         spec = replace(spec, run=state.run)
-        with (
-            count_in_cohort(cohort, directory.path, spec, ledger, resume),
-            parties.open(spec, directory) as connection,
-        ):
-            server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
-            # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
-            server.check_store_version(state.round)
-            server.check_draws(ledger.progress)
-            further = [SeriesServer(one, server, ledger) for one in spec.series if one.asks_silos]
-            rows_file = None if directory.path is None else directory.path / METRICS
-            recorded = (ledger.files or {}).get(METRICS)
-            metrics = Metrics(
-                rows_file, state.round if resume else None, server.compute_spent_by_round, recorded
-            )
-            clock = _Clock(spec, state.round)
-
-            def notify(row: MetricsRow) -> None:
-                if on_round is not None:
-                    on_round(clock.read(row))
-
-            if not metrics.rows and untrained is not None:
-                row = {"round": 0, **untrained, "epsilon": server.compute_spent(), **parties.describe()}
-                metrics.add(row)
-                notify(row)
-            if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
-                server.set_up()
-                for one in further:
-                    one.set_up()
-            stopped: Literal["rounds", "budget"] = "rounds"
-            while state.round < spec.rounds:
-                started, sent = time.perf_counter(), server.transport.traffic
-                total = server.run_round(state.round, state.params, state.method)
-                if total is None:
-                    stopped = "budget"
-                    break
-                state, refusal = _advance(server, state, total)
-                row = {"round": state.round, **spec.method.describe_sum(total, spec.population)}
-                is_last = state.round == spec.rounds or not server.affords_round(state.round)
-                if not spec.is_measured and (is_last or state.round % evaluate_every == 0):
-                    row |= parties.evaluate(find_output(state))
-                for one in further:
-                    row |= one.release(state.round, find_output(state), is_last)
-                row["epsilon"] = server.compute_spent()
-                row["seconds"] = round(time.perf_counter() - started, 4)
-                row["bytes"] = asdict(server.transport.traffic.since(sent))
-                row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
-                # The line of the ledger comes before all that can be seen of the round. The row comes before the
-                # checkpoint: after a crash the file may be ahead of it, never behind.
-                drawn = server.participation.digest(state.round - 1)
-                checkpoint = directory.complete(state, ledger, drawn)
-                metrics.add(row)
-                try:
-                    notify(row)
-                finally:  # the round is done, whatever becomes of the call
-                    directory.save_state(checkpoint)
-            # From the specification and the ledger alone, so that a report can derive the same from the files.
-            charges = ledger.to_counts()
-            derived = derive_guarantees(spec, charges)
-            guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
-            params = find_output(state)
-            model = task.load(params)
-            directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
+        # The cohort counts the whole plan before the first charge, and from here on hears of every charge and every
+        # completed round from the ledger itself: no callback can be forgotten, or come too late.
+        opened.enter_context(count_in_cohort(cohort, directory.path, spec, ledger, resume))
+        connection = opened.enter_context(parties.open(spec, directory))
+        server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
+        # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
+        server.check_store_version(state.round)
+        server.check_draws(ledger.progress)
+        further = [SeriesServer(one, server, ledger) for one in spec.series if one.asks_silos]
+        metrics = directory.open_metrics(
+            ledger, state.round if resume else None, server.compute_spent_by_round
+        )
+        followers.start(spec, state.round, directory.path)
+        if not metrics.rows and untrained is not None:
+            row = {"round": 0, **untrained, "epsilon": server.compute_spent(), **parties.describe()}
+            metrics.add(row)
+            followers.after_round(row)
+        if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
+            server.set_up()
+            for one in further:
+                one.set_up()
+        measures: list[Measure] = [one.release for one in further]
+        if not spec.is_measured:
+            measures.insert(0, partial(_evaluate, parties, evaluate_every))
+        state, stopped = _train_rounds(
+            state, server, connection, ledger, directory, metrics, measures, followers
+        )
+        # From the specification and the ledger alone, so that a report can derive the same from the files.
+        charges = ledger.to_counts()
+        derived = derive_guarantees(spec, charges)
+        guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
+        params = server.find_output(state)
+        model = task.load(params)
+        directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped, charges)
 
 
-class _Clock:
-    """Estimates how long the rest of a run takes, from the rounds since its start.
+def _train_rounds(
+    state: Checkpoint,
+    server: Server,
+    connection: Connection,
+    ledger: Ledger,
+    directory: RunDirectory,
+    metrics: Metrics,
+    measures: Sequence[Measure],
+    followers: Followers,
+) -> tuple[Checkpoint, Stopped]:
+    """Train from a state to the last round, or to the last that the budget allows; return the state there."""
+    spec = server.spec
+    while state.round < spec.rounds:
+        followers.before_round(state.round + 1)
+        started, sent = time.perf_counter(), server.transport.traffic
+        # 1. Charge, then ask: the ledger has the charge on disk before any silo computes.
+        total = server.run_round(state.round, state.params, state.method)
+        if total is None:
+            return state, "budget"
+        # 2. Step: everything from here on follows from the noisy sum.
+        state, is_finite = server.step(state, total)
+        # 3. Row: what is measured of the new model; additional series charge before they ask, too.
+        row = {"round": state.round, **spec.method.describe_sum(total, spec.population)}
+        is_last = state.round == spec.rounds or not server.affords_round(state.round)
+        params = server.find_output(state)
+        for measure in measures:
+            row |= measure(state.round, params, is_last)
+        row["epsilon"] = server.compute_spent()
+        row["seconds"] = round(time.perf_counter() - started, 4)
+        row["bytes"] = asdict(server.transport.traffic.since(sent))
+        refused = {} if is_finite else {REFUSED_SUM: 1}
+        row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refused}
+        # The line of the ledger, and with it the cohort's, comes before all that can be seen of the round. The row
+        # comes before the checkpoint: after a crash the file may be ahead of it, never behind.
+        checkpoint = directory.complete(state, ledger, server.participation.digest(state.round - 1))
+        metrics.add(row)
+        # 4. Callbacks, 5. checkpoint: the round is done, whatever becomes of the calls.
+        try:
+            followers.after_round(row)
+        finally:
+            directory.save_state(checkpoint)
+    return state, "rounds"
 
-    Args:
-        spec: The specification of the run.
-        done: Number of rounds done at the start.
-    """
 
-    def __init__(self, spec: RunSpec, done: int) -> None:
-        self._spec, self._first = spec, done + 1
-        self._ended_first: float | None = None
-
-    def read(self, row: MetricsRow) -> RoundResult:
-        """Return the result of a round that has just ended."""
-        done, now, rounds = row["round"], time.perf_counter(), self._spec.rounds
-        left = 0.0 if done == rounds else None
-        if self._ended_first is None and done == self._first:
-            self._ended_first = now
-        elif self._ended_first is not None and left is None:
-            # The first round takes longer than the others, so it does not count.
-            left = (now - self._ended_first) / (done - self._first) * (rounds - done)
-        return RoundResult(
-            run=self._spec.run,
-            round=done,
-            rounds=rounds,
-            epsilon=MappingProxyType(dict(row["epsilon"])),
-            loss=row.get("loss"),
-            metrics=MappingProxyType(dict(row.get("metrics") or {})),
-            is_covered=self._spec.is_secret
-            and any(one.measures_model and one.name in row for one in self._spec.charged)
-            and row["epsilon"]["released"] is not None,
-            seconds=row.get("seconds"),
-            seconds_left=left,
-        )
+def _evaluate(parties: Parties, every: int, round_: int, params: Tensor, is_last: bool) -> MetricsRow:
+    """Return what held-out records say of a model, where it is due; no ε covers it."""
+    return parties.evaluate(params) if is_last or round_ % every == 0 else {}
 
 
-def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
-    """Return the state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
-    after = server.step(state, total)
-    # NaN in a model would stay in it for all later rounds.
-    if not (is_finite(total) and is_finite(after.params)):
-        return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
-    return after, {}
-
-
-__all__ = ["MetricsRow", "OnRound", "Result", "RoundResult", "run", "train"]
+__all__ = ["run", "train"]

@@ -19,7 +19,8 @@ from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
 from silodp.methods import FederationSize, UldpAvg
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
-from silodp.runtime.train import Result, train
+from silodp.runtime.callback import Result
+from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from support.commands import Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation

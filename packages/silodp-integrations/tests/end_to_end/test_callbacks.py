@@ -1,4 +1,4 @@
-"""`on_round`: what a program learns after every round, what its failure does to the run, and the trackers."""
+"""Callbacks: what a program learns of a run and when, what its failure does to the run, and the trackers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from silodp import RoundResult
+from silodp import Callback, RoundResult, RunStart
+from silodp.config.callbacks import SafeCallback, read_log_options
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
-from silodp.runtime.train import Result, train
-from silodp.tracking import MLflow, SafeTracker, TensorBoard, Tracker, is_local, make_tracker, print_progress
+from silodp.runtime.callback import Result
+from silodp.runtime.train import train
+from silodp.tracking import MLflow, TensorBoard, Tracker, is_local, print_progress
 from silodp.training.sgd.local import LocalTraining
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
@@ -29,8 +31,8 @@ from support.oracles import logistic_task, small_federation
 METHOD = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
 
 
-def run(on_round, rounds=4, **more):
-    return train(small_federation(), logistic_task(), METHOD, rounds=rounds, on_round=on_round, **more)
+def run(callback, rounds=4, **more):
+    return train(small_federation(), logistic_task(), METHOD, rounds=rounds, callbacks=[callback], **more)
 
 
 class Memory(Tracker):
@@ -38,7 +40,7 @@ class Memory(Tracker):
 
     name = "memory"
 
-    def __init__(self, target, *, private=None):
+    def __init__(self, target=None, *, private=None):
         super().__init__(target, private=private)
         self.logged = {}
 
@@ -106,6 +108,117 @@ def test_after_a_failure_the_run_goes_on_with_the_next_round(tmp_path, failure, 
     assert result.epsilon == expected.epsilon
 
 
+class Recorder(Callback):
+    """Notes the calls of its hooks in a list, and raises an exception in one of them."""
+
+    def __init__(self, calls: list[Any], name: str = "", fails: str = "") -> None:
+        self.calls, self.name, self.fails = calls, name, fails
+
+    def note(self, hook: str, what: object) -> None:
+        self.calls.append((self.name + hook, what))
+        if hook == self.fails:
+            raise RuntimeError(hook)
+
+    def on_start(self, run: RunStart) -> None:
+        self.note("start", (run.round, run.rounds, run.directory))
+
+    def before_round(self, round_: int) -> None:
+        self.note("before", round_)
+
+    def after_round(self, result: RoundResult) -> None:
+        self.note("after", result.round)
+
+    def on_end(self, result: Result | None) -> None:
+        self.note("end", None if result is None else result.guarantees["released"].rounds)
+
+
+def test_hooks_are_called_in_order_and_ended_in_the_reverse_order():
+    calls: list[Any] = []
+    callbacks = [Recorder(calls, "a "), Recorder(calls, "b ")]
+    train(small_federation(), logistic_task(), METHOD, rounds=2, callbacks=callbacks)
+    hooks = [("start", (0, 2, None)), ("after", 0), ("before", 1), ("after", 1), ("before", 2), ("after", 2)]
+    both = [(f"{name} {hook}", what) for hook, what in hooks for name in "ab"]
+    assert calls == [*both, ("b end", 2), ("a end", 2)]
+
+
+@pytest.mark.parametrize(("hook", "done"), [("start", 0), ("before", 0), ("after", 0), ("end", 2)])
+def test_every_callback_that_was_started_is_ended_once_whichever_raises(tmp_path, hook, done):
+    calls: list[Any] = []
+    parts = small_federation(), logistic_task(), METHOD
+    settings = {"rounds": 2, "out": tmp_path / "run", "seed": 3}
+    expected = train(*parts, rounds=2, seed=3)
+    callbacks = [Recorder(calls, "a "), Recorder(calls, "b ", hook), Recorder(calls, "c ")]
+    with pytest.raises(RuntimeError, match=hook):
+        train(*parts, callbacks=callbacks, **settings)
+    started = ["a", "b"] if hook == "start" else ["a", "b", "c"]
+    ends = [(f"{name} end", 2 if hook == "end" else None) for name in reversed(started)]
+    assert calls[-len(ends) :] == ends
+    calls.clear()
+    resumed = train(*parts, callbacks=callbacks[:1], resume=True, **settings)
+    assert calls[0] == ("a start", (done, 2, tmp_path / "run"))
+    assert torch.equal(resumed.params, expected.params)
+    assert resumed.epsilon == expected.epsilon
+
+
+def test_a_run_that_is_refused_starts_no_callback(tmp_path):
+    (tmp_path / "file").touch()
+    calls: list[Any] = []
+    with pytest.raises(SilodpError):
+        run(Recorder(calls), out=tmp_path)
+    assert calls == []
+
+
+OWN = """
+from pathlib import Path
+from silodp import Callback
+class Follow(Callback):
+    def __init__(self, file: str, fail: bool = False):
+        self.file, self.fail = Path(file), fail
+    def after_round(self, result):
+        with self.file.open("a") as file:
+            print(result.round, file=file)
+        if self.fail:
+            raise OSError("the disk is gone")
+"""
+
+
+def test_a_configuration_names_callbacks_which_stop_no_run_and_no_report_runs(
+    tmp_path, silodp: Silodp, caplog
+):
+    (tmp_path / "own.py").write_text(OWN)
+    config, seen = tmp_path / "config.toml", tmp_path / "seen"
+    follow = f'\n[[callbacks]]\nname = "own.py:Follow"\nfile = "{seen}"\n'
+    config.write_text(CONFIG + follow)
+    assert silodp("run", str(config), "--out", str(tmp_path / "a")).status == 0
+    assert seen.read_text().split() == ["0", "1", "2"]
+    seen.unlink()
+    config.write_text(f"{CONFIG}{follow}fail = true\n")
+    assert silodp("run", str(config), "--out", str(tmp_path / "b")).status == 0
+    assert caplog.text.count("the disk is gone") == 1
+    assert seen.read_text().split() == ["0"]
+    (tmp_path / "own.py").write_text("raise AssertionError")
+    assert silodp("report", str(tmp_path / "b")).status == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "field"),
+    [
+        ('name = "tensorbord"', "argument.value", "callbacks.name"),
+        ("target = 1", "config.missing_field", "callbacks.name"),
+        ('name = "tensorboard"\nfolder = "x"', "config.unknown_field", "callbacks.folder"),
+        ('name = "pathlib:Path"', "config.value", "callbacks.name"),
+    ],
+)
+def test_a_callback_that_cannot_be_made_is_refused_before_the_run(
+    tmp_path, silodp: Silodp, table, code, field
+):
+    (tmp_path / "config.toml").write_text(f"{CONFIG}\n[[callbacks]]\n{table}\n")
+    told = silodp("run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run"), "--json")
+    assert_sentence(told, code=code)
+    assert told.json["error"]["field"] == field
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_import_that_fails_is_named(tmp_path, monkeypatch):
     """A package that is there, and lacks another one, is installed."""
     (tmp_path / "half_a_package.py").write_text("import what_it_needs\n")
@@ -157,7 +270,7 @@ def test_metrics_by_noised_sums_are_covered_and_logged_anywhere():
         logistic_task(),
         METHOD,
         rounds=2,
-        on_round=tracker,
+        callbacks=[tracker],
         evaluation={"across": "sums", "noise_multiplier": 0.5},
     )
     expected = {f"metrics/{name}": value for name, value in result.metrics[2]["metrics"].items()}
@@ -175,7 +288,9 @@ def test_metrics_by_noised_sums_stay_here_where_no_epsilon_covers_them(changes):
     settings = {"method": METHOD, "seed": None, **changes}
     evaluation = {"across": "sums", "noise_multiplier": 0.5}
     federation, method = small_federation(held_out=20), settings.pop("method")
-    train(federation, logistic_task(), method, rounds=1, on_round=tracker, evaluation=evaluation, **settings)
+    train(
+        federation, logistic_task(), method, rounds=1, callbacks=[tracker], evaluation=evaluation, **settings
+    )
     assert all(name.startswith("epsilon/") for numbers in tracker.logged.values() for name in numbers)
 
 
@@ -190,10 +305,8 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_ends_as_it_should(caplog):
             raise AssertionError("a tracker that was given up is left alone")
 
     tracker = Broken("a")
-    safe = SafeTracker(tracker)
     with caplog.at_level(logging.WARNING):
-        result = run(safe)
-    safe.close()
+        result = run(SafeCallback(tracker, "memory"))
     assert list(tracker.logged) == [0, 1, 2]
     assert result.guarantees["released"].rounds == 4
     warnings = [record.getMessage() for record in caplog.records if "memory" in record.getMessage()]
@@ -201,9 +314,9 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_ends_as_it_should(caplog):
     assert "ConnectionError" in warnings[0]
 
 
-def test_trackers_are_found_by_name(tmp_path):
+def test_trackers_are_found_by_name():
     with pytest.raises(SilodpError) as caught:
-        make_tracker("tensorbord", tmp_path)
+        read_log_options(["tensorbord"], None)
     assert (caught.value.code, caught.value.field) == ("argument.value", "log")
     assert "tensorboard" in str(caught.value)
 
@@ -225,17 +338,15 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
 
 def run_in_two_parts(out: Path, make: Callable[[], Tracker]) -> Result:
     """Fail in round 2, after it was logged, and resume with another tracker."""
-    with make() as first:
 
-        def fail(done):
-            first(done)
-            if done.round == 2:
-                raise RuntimeError
+    def fail(done):
+        if done.round == 2:
+            raise RuntimeError
 
-        with pytest.raises(RuntimeError):
-            run(fail, out=out, seed=1)
-    with make() as second:
-        return run(second, out=out, seed=1, resume=True)
+    settings = {"rounds": 4, "out": out, "seed": 1}
+    with pytest.raises(RuntimeError):
+        train(small_federation(), logistic_task(), METHOD, callbacks=[make(), fail], **settings)
+    return run(make(), resume=True, **settings)
 
 
 def logged_by_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -284,14 +395,13 @@ def test_a_server_that_cannot_be_reached_is_given_up_within_seconds(caplog):
     pytest.importorskip("sqlalchemy")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, and not listening: connections are refused
-        safe = SafeTracker(MLflow(f"http://127.0.0.1:{closed.getsockname()[1]}"))
+        safe = SafeCallback(MLflow(f"http://127.0.0.1:{closed.getsockname()[1]}"), "mlflow")
         begun = time.monotonic()
         with caplog.at_level(logging.WARNING, "silodp"):
             result = run(safe)
-        safe.close()
     assert time.monotonic() - begun < 30  # MLflow alone takes four minutes
     assert result.guarantees["released"].rounds == 4
-    assert len([record for record in caplog.records if record.name.startswith("silodp.tracking")]) == 1
+    assert len([record for record in caplog.records if record.name == "silodp.config.callbacks"]) == 1
 
 
 class FakeClient:
@@ -322,8 +432,7 @@ def test_requests_to_mlflow_wait_for_seconds_unless_the_user_says_otherwise(monk
     monkeypatch.setattr(FakeClient, "seen", [])
     monkeypatch.delenv(RETRIES, raising=False)
     monkeypatch.delenv(WAIT, raising=False) if own is None else monkeypatch.setenv(WAIT, own)
-    with MLflow("http://tracking.example.org") as tracker:
-        run(tracker, rounds=1)
+    run(MLflow("http://tracking.example.org"), rounds=1)
     assert len(FakeClient.seen) > 5
     assert set(FakeClient.seen) == {(own or "5", "1")}
     assert (os.environ.get(WAIT), os.environ.get(RETRIES)) == (own, None)  # as before
