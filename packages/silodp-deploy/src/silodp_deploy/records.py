@@ -14,14 +14,14 @@ import numpy as np
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import ResolvedRun
-from silodp.data.identity.linkage import find_few_persons, find_key_doubts
+from silodp.data.identity.linkage import find_few_persons, list_key_warnings
 from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData, find_label_shape
 from silodp.data.silo_data import SiloData, find_wrong_class
 from silodp.data.tables.reader import read_person_index, read_tables
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
-from silodp.runtime.prepare import find_loss_doubts
+from silodp.runtime.data_warnings import list_loss_warnings
 from silodp.text import shorten
 from silodp.training.losses import DEFAULT_LOSSES
 from silodp.wire.files import PRIVATE_FILE, write_durably
@@ -64,7 +64,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         keys = data.identifiers or tables.user_keys  # by number, with a trust center too
         users, counts = np.unique(data.user, return_counts=True)
         rows = {keys[user]: int(number) for user, number in zip(users, counts, strict=True)}
-        for doubt in find_key_doubts({str(path): rows}):
+        for doubt in list_key_warnings({str(path): rows}):
             _log.warning("%s", doubt)
     if len(data) == 0:
         _log.warning("%s has no training record: this silo spends ε and adds nothing but noise", path)
@@ -72,7 +72,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         _log.warning("%s", doubt)
     # By its name: a task is built by code that the silo may not have agreed to yet.
     loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
-    for doubt in find_loss_doubts([data], loss):
+    for doubt in list_loss_warnings([data], loss):
         _log.warning("%s", doubt)
     _check_kind(path, data, public)
     _check_method(data, public, consortium.stated_spec)

@@ -15,7 +15,7 @@ from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
-from silodp.data.identity.linkage import find_key_doubts
+from silodp.data.identity.linkage import list_key_warnings
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import normalize_key
 from silodp.errors import SilodpError, require
@@ -92,11 +92,11 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     return spec
 
 
-def find_list_doubts(resolved: ResolvedRun) -> list[str]:
+def list_user_list_warnings(resolved: ResolvedRun) -> list[str]:
     """Return sentences where keys of the public list of users may be two spellings of one person, or name none."""
     schema = resolved.table_schema
     listed = None if schema is None else schema.read_users()
-    return find_key_doubts({"data.schema.users": dict.fromkeys(map(normalize_key, listed or ()), 1)})
+    return list_key_warnings({"data.schema.users": dict.fromkeys(map(normalize_key, listed or ()), 1)})
 
 
 def _check_budgets(resolved: ResolvedRun, data: PublicData) -> None:

@@ -156,12 +156,16 @@ def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: Me
     settings["separate"] &= supports(type(spec.method), "can_separate")
     budget, limits = settings.pop("budget"), settings.pop("silo_limits")
     try:
-        events = prepare_run(federation, task, spec.method, **settings).round_events()
+        tried = prepare_run(federation, task, spec.method, **settings)
         # Budget and limits are not applied against an adversary against whom there is no guarantee.
-        private = {adversary for adversary, event in events.items() if not isinstance(event, NonPrivate)}
+        private = {
+            adversary
+            for adversary, event in tried.round_events().items()
+            if not isinstance(event, NonPrivate)
+        }
         settings["budget"] = budget if budget is not None and budget.adversary in private else None
         settings["silo_limits"] = {a: limit for a, limit in limits.items() if a in private}
-        return prepare_run(federation, task, spec.method, **settings)
+        return prepare_run(federation, tried.model, spec.method, **settings)
     except SilodpError as error:
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
 

@@ -98,7 +98,7 @@ def test_no_command_answers_ctrl_c_with_a_traceback(
     ("where", "done"),
     [
         ("silodp.config.resolve.ResolvedRun.load_federation", None),
-        ("silodp.cli.run.find_doubts", None),
+        ("silodp.cli.run.list_data_warnings", None),
         ("silodp.report.callbacks.write_report", 2),
         ("silodp.report.callbacks.read_run", 2),
         ("silodp.report.callbacks.write_card", 2),

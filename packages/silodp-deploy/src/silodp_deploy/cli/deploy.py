@@ -79,7 +79,7 @@ def init(
         copy_requests,
         draft_public,
         find_free_port,
-        find_list_doubts,
+        list_user_list_warnings,
         make_local,
     )
 
@@ -89,7 +89,7 @@ def init(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
             "unless their policy has allow_seed = true: take the seed out."
         )
-    for doubt in find_list_doubts(resolved):
+    for doubt in list_user_list_warnings(resolved):
         log(f"warning: {doubt}")
     if local:
         chosen = port or find_free_port()

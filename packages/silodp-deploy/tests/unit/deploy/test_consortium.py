@@ -44,7 +44,7 @@ from silodp_deploy.policy import Policy
 from silodp_deploy.public_files import compute_digest, format_digest
 from silodp_deploy.records import load_records, save_records
 from silodp_deploy.server import _lead_to_run, _make_mailbox, serve
-from silodp_deploy.setup import draft_public, find_list_doubts, make_keys
+from silodp_deploy.setup import draft_public, list_user_list_warnings, make_keys
 from silodp_deploy.silo import check_policy, open_silo
 from silodp_deploy.sockets import SocketOptions
 from silodp_deploy.status import StatusFile, read_status
@@ -610,7 +610,7 @@ def test_a_silo_is_warned_of_two_spellings_in_its_table(
     (tmp_path / "profile.toml").write_text(profile.to_toml())
     (tmp_path / "two.toml").write_text(TABLES.format(user="patient", index=index, more=more))
     config = load_config(tmp_path / "two.toml")
-    assert len(find_list_doubts(config)) == (index != PSEUDONYMS)
+    assert len(list_user_list_warnings(config)) == (index != PSEUDONYMS)
     draft_public(config, tmp_path / "public", config.read_public_data())
     consortium = Consortium.load(tmp_path / "public")
     (tmp_path / "index.csv").write_text("id,position\np9,8\nP07,2\np7,5\n")

@@ -31,9 +31,9 @@ from silodp.report.run_record import format_versions
 from silodp.report.skill import read_skill
 from silodp.runtime.callback import Callback, Result, RoundResult
 from silodp.runtime.cohort import CohortPlace
+from silodp.runtime.data_warnings import list_data_warnings
 from silodp.runtime.executor import THIS_PROCESS, Executor
 from silodp.runtime.guarantees import delta_warning
-from silodp.runtime.prepare import find_doubts
 from silodp.runtime.run_files import CONFIG, METRICS, MetricsRow, list_signatures, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
@@ -144,7 +144,7 @@ def _run_config(
     task = resolved.build_task(federation)
     previous = _find_previous(directory) if resume else None
     changes = [] if previous is None else _list_changes(config, previous.config)
-    doubts = find_doubts(federation, task, method)
+    doubts = list_data_warnings(federation, task, method)
     remarks = [
         *_list_remarks(resolved, federation, directory, changes),
         *(f"warning: {doubt}" for doubt in doubts),

@@ -27,7 +27,8 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
-from silodp.runtime.prepare import describe_model, prepare_run
+from silodp.runtime.inspection import describe_model
+from silodp.runtime.prepare import prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 from silodp.text import join_names
 

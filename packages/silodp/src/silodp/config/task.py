@@ -314,10 +314,10 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
     from silodp.training.made_up import make_up_records
     from silodp.training.model_checks import inspect_outputs
-    from silodp.training.model_structure import inspect_model
+    from silodp.training.model_structure import inspect_structure
     from silodp.training.task import make_tensor
 
-    inspect_model(network)
+    inspect_structure(network)
     parameter = next(network.parameters())
 
     to_tensor = partial(make_tensor, device=parameter.device, dtype=parameter.dtype)

@@ -1,18 +1,12 @@
-"""The preparation of a run: its settings are checked, and become its specification.
-
-A private record never decides whether a model fails, by which path its gradients are computed, or what a step costs:
-all of that is found out on made-up records, whose labels are of every kind (`Task.use_examples`).
-"""
+"""The preparation of a run: its settings are checked, and become its specification."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from silodp.accounting.accountant import (
     Accountant,
@@ -30,10 +24,10 @@ from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.aggregators.series import Series, find_series
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, lookup
-from silodp.methods import METHODS, FederationSize
+from silodp.methods import METHODS
 from silodp.methods.base import Method, supports
+from silodp.runtime.inspection import inspect_model
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
 from silodp.text import join_names, name_class
 
@@ -153,8 +147,7 @@ def assemble_spec(
     series = _list_series(evaluation, series)
     delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
-        check_task(data, task, method, series)
-        task = describe_model(task)
+        task = inspect_model(data, task, method, series)
     _check_separate(separate, method)
     spec = RunSpec(
         data,
@@ -230,21 +223,6 @@ def _check_allocated_events(spec: RunSpec) -> None:
                 code="plugin.returned",
                 field="method",
             )
-
-
-def describe_model(task: Task) -> ModelSpec:
-    """Return the public facts of a task's model and loss."""
-    dtype = str(task.dtype).removeprefix("torch.")
-    return ModelSpec(
-        task.size,
-        dtype,
-        f"{task.model!r}",
-        task.loss.name,
-        task.constants_digest,
-        task.start_digest,
-        task.keeps_values,
-        task.has_other_code,
-    )
 
 
 def _check_object(name: str, given: object, kind: type, remedy: str) -> None:
@@ -355,102 +333,6 @@ def _check_limits_affordable(spec: RunSpec) -> None:
             code="budget.out_of_reach",
             field=f"silo_limits.{adversary}",
         )
-
-
-def check_task(data: PublicData, task: Task, method: Method, series: Iterable[Series] = ()) -> None:
-    """Refuse a model or loss that the method cannot train, or with whose outputs a series can do nothing.
-
-    Args:
-        data: Public facts of the federation.
-        task: Model, loss and metrics; they are tried on made-up records.
-        method: The method that trains the model.
-        series: The additional series of the run.
-
-    Raises:
-        SilodpError: The loss does not fit the labels or the method, or the model cannot be trained (codes loss.*,
-            model.*).
-    """
-    from silodp.training.losses import suggest_class_loss, suggest_loss
-    from silodp.training.made_up import make_up_records
-    from silodp.training.task import Task
-
-    check_type("task", task, Task, "Task(model, loss, metrics)")
-    if task.loss.most_classes is not None and (data.classes or 0) > task.loss.most_classes:
-        learns = f"{task.loss.most_classes} classes" if task.loss.most_classes else "labels that are numbers"
-        raise SilodpError(
-            f"the loss '{task.loss.name}' is for {learns}, and the labels have {data.classes} classes: use "
-            f"{suggest_class_loss(data.classes)}.",
-            code="loss.wrong_labels",
-            field="task.loss",
-        )
-    # Where labels are classes, the loss itself refuses: which one fits them depends on the outputs of the model.
-    known = task.loss.labels or (data.labels,)
-    if data.labels not in ("classes", *known):
-        raise SilodpError(
-            f"the loss '{task.loss.name}' is for labels of the kind {join_names(known, 'or')}, and these are "
-            f"'{data.labels}': use {suggest_loss(data.labels)}.",
-            code="loss.wrong_labels",
-            field="task.loss",
-        )
-    if method.clips_records and not task.loss.separable:
-        raise SilodpError(
-            f"{method.name} clips the gradient of every single record, and the loss '{task.loss.name}' is not a mean "
-            "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg).",
-            code="loss.not_separable",
-            field="task.loss",
-        )
-    # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
-    x, y = task.tensors(*make_up_records(data))
-    task.use_examples(x, y)
-    local = getattr(method, "local", None)
-    task.check(x, y, data.classes, longest=None if local is None else local.batch_size)
-    for one in series:
-        one.check_task(data, task, x, y)
-
-
-def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:
-    """Return sentences on keys of persons that may differ, few persons, weights, and a loss that learns from few.
-
-    They have private counts: they are for the owner of the records alone.
-    """
-    from silodp.data.identity.linkage import find_few_persons, find_linkage_doubts
-
-    of_keys, doubts = list[str](), list[str]()
-    if method.unit == "user":
-        of_keys = find_linkage_doubts(federation)
-        doubts = of_keys + find_few_persons(federation.silos)
-    if not method.releases_model:  # the others are about a model that learns
-        return doubts
-    silos, keys_differ = len(federation.silos), len(of_keys) > 1
-    bounds = method.bounds(FederationSize(silos, federation.users))
-    # With uniform weights a silo gives everyone 1/S, also a person who has all their records there.
-    is_shared = bounds is not None and bounds.silos_sharing_weight > 1
-    if is_shared and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
-        doubts.append(
-            f"every person has records in one silo alone, and weights 'uniform' let it count for 1/{silos}: a model "
-            'learns better with method.weighting = "present", which tells the server where persons have records '
-            "unless the aggregator hides it"
-        )
-    return doubts + find_loss_doubts(federation.silos, task.loss.name)
-
-
-def find_loss_doubts(silos: Sequence[SiloData], loss: str | None) -> list[str]:
-    """Return a sentence where the loss is that of Cox (1972), and most persons have too few records in a silo for it.
-
-    The sentence has private counts: it is for the owner of the records alone.
-    """
-    if loss != "cox":
-        return []
-    # (2, n): a user, and their number of records in one silo. The partial likelihood of Cox compares a record with
-    # others of its batch, and with one record of a person there is nothing to compare.
-    users = np.concatenate([np.unique(silo.user, return_counts=True) for silo in silos], axis=1)
-    persons, several = len(np.unique(users[0])), len(np.unique(users[0][users[1] > 1]))
-    if persons == 0 or 2 * several > persons:
-        return []
-    return [
-        f"{persons - several:,} of {persons:,} persons have no two records in one silo, and the loss of Cox learns "
-        "nothing from them: use exponential_survival, which learns from single records (task.loss)"
-    ]
 
 
 def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:

@@ -29,9 +29,10 @@ from silodp.methods.base import Method
 from silodp.runtime.callback import Followers, GivenCallbacks, Result, Stopped
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.cohort import CohortPlace, check_cohort, count_in_cohort
+from silodp.runtime.data_warnings import list_data_warnings
 from silodp.runtime.executor import Executor, make_executor
 from silodp.runtime.guarantees import derive_guarantees
-from silodp.runtime.prepare import find_doubts, prepare_run
+from silodp.runtime.prepare import prepare_run
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import REFUSED_SUM, Metrics, MetricsRow
 from silodp.runtime.series import SeriesServer
@@ -138,7 +139,7 @@ def train(
         separate=separate,
     )
     # Doubts have private counts, and whoever calls this function has the tables.
-    for doubt in find_doubts(federation, task, spec.method):
+    for doubt in list_data_warnings(federation, task, spec.method):
         _log.warning("%s", doubt)
     return run(
         spec,

@@ -87,10 +87,10 @@ class Probe:
         model, self._example, self._tolerance = _make_precise(task.model, example)
         self._rates = _silence(model)
         # The "labels" of this loss are weights of the outputs, so that gradients are those of any loss.
-        self._task = type(task)(model, Loss("probe", _weigh))
+        self._task = task.replace_model(model, Loss("probe", _weigh))
         self._initial = self._task.unflatten(task.initial(0).to(self._task.dtype))
         # Called as a module, with its parameters' values set in place: whatever refers to them sees them.
-        self._module = model_state.copy_model(self._task.model)
+        self._module = model
         self._random_numbers = torch.Generator().manual_seed(0)
         self._most = self._count_most_records()
         self._longest = min(longest or 0, _LONGEST)

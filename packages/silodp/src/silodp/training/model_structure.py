@@ -32,7 +32,7 @@ for _function, _operation in (
     _LOOKUP_ARGUMENTS |= dict.fromkeys((_function, _operation, _operation.default), _names)
 
 
-def inspect_model(model: nn.Module) -> None:
+def inspect_structure(model: nn.Module) -> None:
     """Check all that can be seen of a model without running it.
 
     Raises:

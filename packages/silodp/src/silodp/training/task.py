@@ -35,7 +35,7 @@ from silodp.training.made_up import make_up_inputs_like, make_up_labels_like, re
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_outputs, inspect_parameters
 from silodp.training.model_probe import Probe
-from silodp.training.model_structure import inspect_model
+from silodp.training.model_structure import inspect_structure
 from silodp.training.models import Architecture
 from silodp.training.per_record import is_per_record
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
@@ -87,15 +87,23 @@ class Task:
         pretrained: bool | None = None,
     ) -> None:
         _check_arguments(model, loss, metrics, pretrained)
-        inspect_model(model)
+        inspect_structure(model)
+        self.metrics = {} if metrics is None else dict(metrics)
+        check_type("architecture", architecture, (Architecture, type(None)))
+        self.architecture = Architecture() if architecture is None else architecture
+        self._has_stated_start = pretrained is True
+        self._hold(model, loss)
+        if pretrained is not None:
+            self.is_pretrained = pretrained
+        self._held = self._take_snapshot()
+
+    def _hold(self, model: nn.Module, loss: Loss | nn.Module) -> None:
+        """Keep a copy of a model that was inspected, and all that follows from model and loss alone."""
         self.model = model_state.copy_model(model)
         model_state.set_mode(self.model, training=True)
         # What is released is a copy of this one, which never runs: no module of it can keep anything of a record. It
         # shares the parameters, whose values `load` replaces or which are frozen.
         self._released = model_state.copy_model(self.model, dict((id(p), p) for p in self.model.parameters()))
-        self.metrics = {} if metrics is None else dict(metrics)
-        check_type("architecture", architecture, (Architecture, type(None)))
-        self.architecture = Architecture() if architecture is None else architecture
         # named_parameters lists a tied parameter once, under its first name.
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names = tuple(name for name, _ in trainable)
@@ -113,12 +121,10 @@ class Task:
         self._call: Call = model_state.call_model
         self._pairs = tuple(name for name, p in trainable if p.ndim > 2 and p.shape[-1] == 2)
         self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
-        self._has_stated_start = pretrained is True
-        self.is_pretrained = model_state.has_frozen_parts(self.model) if pretrained is None else pretrained
+        self.is_pretrained = model_state.has_frozen_parts(self.model)
         self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
         self._examples: tuple[Any, Tensor] | None = None
         self._untouched_loss = copy_loss(self.loss)  # as `_released`
-        self._held = self._take_snapshot()
 
     def _take_snapshot(self) -> Snapshot:
         metrics = {f"metric '{name}'": metric for name, metric in self.metrics.items()}
@@ -260,6 +266,13 @@ class Task:
         constants |= dict(model.named_buffers())
         own = {"model": model, "loss": copy_loss(self._untouched_loss)}
         vars(made).update(vars(self) | own, _constants=constants, _caller=_Caller(model))
+        return made
+
+    def replace_model(self, model: nn.Module, loss: Loss) -> Task:
+        """Return this task with another loss, and with its model in another precision; it is not inspected again."""
+        made = object.__new__(Task)
+        vars(made).update(vars(self))
+        made._hold(model, loss)
         return made
 
     def split_records(self) -> Task:
@@ -420,10 +433,10 @@ class Task:
         probe = Probe(self, example, longest)
         probe.compare_outputs()
         if example_y is not None:
-            labels, trial = self._tensor(example_y), Task(self.model, self.loss)
-            trial.use_examples(example, labels)
+            labels, trial = self._tensor(example_y), self.copy_untouched()
+            # The loss itself, so that `refuse_changes` sees what it keeps; what the engine finds out is for both.
+            trial.loss, trial._examples = self.loss, (example, labels)
             inspect_loss(trial.model, self.loss, example, labels, classes)
-            trial.engine = self.engine  # found out once for both
             units: tuple[Unit, ...] = ("user", "record") if self.loss.separable else ("user",)
             builders = {unit: select_gradient(unit, trial, example, labels) for unit in units}
             inspect_parameters(trial.model, example)

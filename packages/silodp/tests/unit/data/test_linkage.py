@@ -9,7 +9,7 @@ import pytest
 from silodp.config.resolve import load_config
 from silodp.data import Federation, SiloData
 from silodp.data.federation import count_persons_by_silos
-from silodp.data.identity.linkage import find_few_persons, find_key_doubts, find_linkage_doubts
+from silodp.data.identity.linkage import find_few_persons, list_key_warnings, list_linkage_warnings
 from support.refusals import refused
 from support.tables import read, schema, write
 
@@ -28,7 +28,7 @@ def test_both_spellings_of_an_accent_are_one_person(tmp_path):
     assert built.users == 20
     assert count_persons_by_silos(built) == {2: 20}
     assert set(built.user_keys) == set(NAMES)
-    assert find_linkage_doubts(built) == []
+    assert list_linkage_warnings(built) == []
 
 
 def test_both_spellings_meet_in_the_list_of_users_categories_classes_and_headers(tmp_path):
@@ -60,7 +60,7 @@ def test_keys_that_would_meet_are_two_persons_and_doubted(tmp_path, other):
     built = read(tmp_path, berlin=table(range(1, 21)), paris=table([other(i) for i in range(1, 21)]))
     assert built.users == 40
     assert count_persons_by_silos(built) == {1: 40}
-    nobody, similar, *_ = find_linkage_doubts(built)
+    nobody, similar, *_ = list_linkage_warnings(built)
     assert "no person" in nobody
     assert similar.startswith("40 person keys (in berlin, paris) would be 20 ")
 
@@ -69,14 +69,14 @@ def test_a_number_and_a_text_with_zeros_are_doubted_too(tmp_path):
     numbers = tmp_path / "rome.parquet"
     pd.DataFrame({"patient": range(7, 17), "age": 30, "sex": "f", "ill": "no"}).to_parquet(numbers)
     texts = write(tmp_path, berlin=table([f"{i:05}" for i in range(7, 17)])).values()
-    _, similar = find_linkage_doubts(Federation.from_tables([*texts, numbers], schema()))
+    _, similar = list_linkage_warnings(Federation.from_tables([*texts, numbers], schema()))
     assert similar.startswith("20 person keys ")
 
 
 def test_case_is_doubted_and_only_where_both_have_records(tmp_path):
     built = read(tmp_path, berlin=table(["a1", "a2", "b"]), paris=table(["A1", "b", "c"]))
     assert count_persons_by_silos(built) == {1: 4, 2: 1}
-    (similar,) = find_linkage_doubts(built)
+    (similar,) = list_linkage_warnings(built)
     assert similar.startswith("2 person keys (in berlin, paris) would be 1 ")
     listed = read(
         tmp_path,
@@ -85,20 +85,20 @@ def test_case_is_doubted_and_only_where_both_have_records(tmp_path):
         options={"users": ["a1", "A1", "b", "nobody"]},
     )
     assert count_persons_by_silos(listed) == {0: 2, 1: 1, 2: 1}
-    assert find_linkage_doubts(listed) == []
+    assert list_linkage_warnings(listed) == []
 
 
 def test_the_sentences_name_no_key(tmp_path):
     built = read(tmp_path, berlin=table(["Müller-0815"]), paris=table(["müller-815"]))
-    assert len(find_linkage_doubts(built)) == 2
-    assert not any("ller" in text or "815" in text for text in find_linkage_doubts(built))
+    assert len(list_linkage_warnings(built)) == 2
+    assert not any("ller" in text or "815" in text for text in list_linkage_warnings(built))
 
 
 def test_spellings_in_one_silo_are_doubted(tmp_path):
     """Both parts of a person are clipped for themselves within the same sum."""
-    (similar,) = find_linkage_doubts(read(tmp_path, berlin=table(["a7", "A7", "a007", "b"])))
+    (similar,) = list_linkage_warnings(read(tmp_path, berlin=table(["a7", "A7", "a007", "b"])))
     assert similar.startswith("3 person keys (in berlin) would be 1 ")
-    assert find_linkage_doubts(read(tmp_path, berlin=table(["a", "b"]))) == []
+    assert list_linkage_warnings(read(tmp_path, berlin=table(["a", "b"]))) == []
 
 
 def test_silos_of_one_or_two_persons_are_doubted(tmp_path):
@@ -118,11 +118,13 @@ def test_silos_of_one_or_two_persons_are_doubted(tmp_path):
 def test_keys_that_became_days_in_a_text_file_are_doubted():
     keys = dict.fromkeys(["3-40", "7-40", "P12"], 2)
     for changed in ("03-May", "3. Mai", "2026-05-03", "03.05.2026", "5/3/26", "05:03", "TRUE", "May-03"):
-        (doubt,) = find_key_doubts({"a": {**keys, changed: 1}})
+        (doubt,) = list_key_warnings({"a": {**keys, changed: 1}})
         assert doubt.startswith("1 person key (in a) written as a day")
-        assert find_key_doubts({"a": {changed: 1}}) == []
+        assert list_key_warnings({"a": {changed: 1}}) == []
     assert (
-        find_key_doubts({"a": {**keys, **dict.fromkeys(["3-5", "12/345", "1.2/3", "SEPT1", "20260503"], 1)}})
+        list_key_warnings(
+            {"a": {**keys, **dict.fromkeys(["3-5", "12/345", "1.2/3", "SEPT1", "20260503"], 1)}}
+        )
         == []
     )
 
@@ -133,14 +135,14 @@ def test_nothing_is_doubted_without_keys():
         for name, users in (("a", [0, 1]), ("b", [2, 3]))
     )
     without_keys = Federation(silos, users=5, test=None)
-    assert find_linkage_doubts(without_keys) == []
+    assert list_linkage_warnings(without_keys) == []
     assert count_persons_by_silos(without_keys) == {0: 1, 1: 4}
 
 
 def test_placeholders_are_doubted_in_the_silo_that_has_them(tmp_path):
     """66 of 240 rows had the keys 0, 9999999999 or unknown, and counted as three persons."""
     keys = [f"{1 + i % 60:06}" for i in range(90)] + ["0"] * 11 + ["9999999999"] * 12 + ["unknown"] * 7
-    (doubt,) = find_linkage_doubts(read(tmp_path, berlin=table(keys), paris=table(keys[:60])))
+    (doubt,) = list_linkage_warnings(read(tmp_path, berlin=table(keys), paris=table(keys[:60])))
     assert doubt.startswith("3 person keys (in berlin) as programs")
     assert "30 of 120 rows" in doubt
     assert not any(key in doubt for key in ("9999999999", "000000"))
@@ -163,15 +165,15 @@ def test_placeholders_are_doubted_in_the_silo_that_has_them(tmp_path):
     ],
 )
 def test_what_names_nobody_is_doubted_in_one_row_and_in_a_list(key):
-    (doubt,) = find_key_doubts({"users": dict.fromkeys([*map(str, range(10, 99)), key], 1)})
+    (doubt,) = list_key_warnings({"users": dict.fromkeys([*map(str, range(10, 99)), key], 1)})
     assert doubt.startswith("1 person key (in users) as programs write for unknown persons")
 
 
 def test_numbers_that_may_name_persons_are_doubted_by_their_rows_alone():
     rows = {str(number): 2 for number in range(1000)}
-    assert find_key_doubts({"a": rows}) == []
+    assert list_key_warnings({"a": rows}) == []
     for key in ("0", "111", "999"):
-        (doubt,) = find_key_doubts({"a": {**rows, key: 9}})
+        (doubt,) = list_key_warnings({"a": {**rows, key: 9}})
         assert "9 of 2,007 rows" in doubt
 
 
@@ -185,7 +187,7 @@ def test_numbers_that_may_name_persons_are_doubted_by_their_rows_alone():
     ],
 )
 def test_a_key_with_far_more_rows_than_others_is_doubted(many, is_doubted):
-    doubts = find_key_doubts({"a": {**{f"P{n}": 2 for n in range(40)}, **many}})
+    doubts = list_key_warnings({"a": {**{f"P{n}": 2 for n in range(40)}, **many}})
     assert len(doubts) == is_doubted
     if is_doubted:
         assert doubts[0].startswith(f"{len(many)} person key")
@@ -197,7 +199,7 @@ def test_a_key_with_far_more_rows_than_others_is_doubted(many, is_doubted):
 def test_a_key_is_outlying_among_some_others_and_with_a_share_of_all_rows(others, is_doubted):
     """One of two persons may well have most rows, and in a large table one with a few more stands for nobody else."""
     rows = {f"P{n}": 2 for n in range(others)} | {"A7": 15}
-    assert len(find_key_doubts({"a": rows})) == is_doubted
+    assert len(list_key_warnings({"a": rows})) == is_doubted
 
 
 @pytest.mark.parametrize(
@@ -210,10 +212,10 @@ def test_a_key_is_outlying_among_some_others_and_with_a_share_of_all_rows(others
 )
 def test_characters_that_another_silo_may_not_have_are_doubted_without_their_twin(key):
     """In a deployment no party sees the keys of two silos."""
-    (doubt,) = find_key_doubts({"a": {key: 1, "18": 1}})
+    (doubt,) = list_key_warnings({"a": {key: 1, "18": 1}})
     assert doubt.startswith("1 person key (in a) with invisible characters")
-    assert len(find_key_doubts({"a": {key: 1}, "b": {"17": 1}})) == 2
-    assert find_key_doubts({"a": {"Zoë Müller": 1, "Łukasz-3": 1, "김": 1, "17": 1}}) == []
+    assert len(list_key_warnings({"a": {key: 1}, "b": {"17": 1}})) == 2
+    assert list_key_warnings({"a": {"Zoë Müller": 1, "Łukasz-3": 1, "김": 1, "17": 1}}) == []
 
 
 @pytest.mark.parametrize(

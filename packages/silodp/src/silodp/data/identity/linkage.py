@@ -51,7 +51,7 @@ _DAY = re.compile(
 _MAYBE_PLACEHOLDER = re.compile(r"-\d+|0+|9+|(.)\1{2,}|12345\d*")
 
 
-def find_linkage_doubts(federation: Federation) -> list[str]:
+def list_linkage_warnings(federation: Federation) -> list[str]:
     """Return a sentence for each sign in the training records of a federation; nothing without keys."""
     keys = federation.user_keys
     if keys is None:
@@ -68,7 +68,7 @@ def find_linkage_doubts(federation: Federation) -> list[str]:
         silo.name: {keys[user]: int(row[user]) for user in np.flatnonzero(row)}
         for silo, row in zip(federation.silos, counts, strict=True)
     }
-    return doubts + find_key_doubts(tables)
+    return doubts + list_key_warnings(tables)
 
 
 def find_few_persons(silos: Sequence[SiloData]) -> list[str]:
@@ -85,7 +85,7 @@ def find_few_persons(silos: Sequence[SiloData]) -> list[str]:
     ]
 
 
-def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
+def list_key_warnings(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Return a sentence for each sign in the keys of some tables.
 
     Args:

@@ -534,7 +534,7 @@ def normalize_key(value: object) -> str:
     """Return the form in which user keys are compared: stripped text in NFC, "17.0" (a float-parsed column) as "17".
 
     An identity profile replaces this rule (see `IdentityProfile`). "007" and "7" stay two keys here (see
-    `find_linkage_doubts`). If the keys of two persons fall together, the guarantee holds for both persons
+    `list_linkage_warnings`). If the keys of two persons fall together, the guarantee holds for both persons
     removed together. For one of them it is weaker: one person's removal may move a sum by up to twice the clip.
     """
     return text_of(value)
