@@ -24,15 +24,9 @@ from silodp.methods.uldp import UldpAvg, VerifiedIds
 from silodp.settings import MAX_CELLS, Count, NoiseMultiplier, Range
 from silodp.training.sgd import LocalTraining
 from silodp_analytics._count_rows import give_room, iterate_count_rows
-from silodp_analytics.counted import (
-    Block,
-    CategoryCells,
-    ClassCells,
-    Moments,
-    NumericBins,
-    PersonCell,
-    SurvivalCells,
-)
+from silodp_analytics.statistics.count import ClassCount
+from silodp_analytics.statistics.persons import PersonCell
+from silodp_analytics.statistics.statistic import Statistic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,21 +67,13 @@ class Statistics(UldpAvg):
     Attributes:
         noise_multiplier: The multiplier σ of the sum, in units of C.
         weighting: How a person's weight of 1 is divided among silos; see `UldpAvg`.
-        histograms: Histograms of numeric columns.
-        means: Sums behind means and standard deviations of numeric columns.
-        categories: Counts of categories of columns.
-        classes: Counts of the classes of the label, at most one block.
-        survival: Counts of survival times, at most one block.
+        tables: The statistics of records, in the order of their cells.
         persons: The weight a_p of the cell of persons; 0 counts none.
         records: The number of records of a person in a silo that always count in full.
     """
 
     noise_multiplier: NoiseMultiplier
-    histograms: tuple[NumericBins, ...] = ()
-    means: tuple[Moments, ...] = ()
-    categories: tuple[CategoryCells, ...] = ()
-    classes: tuple[ClassCells, ...] = ()
-    survival: tuple[SurvivalCells, ...] = ()
+    tables: tuple[Statistic, ...] = ()
     persons: Annotated[float, Range(least=0)] = 1.0
     records: Count = 1
 
@@ -113,6 +99,11 @@ class Statistics(UldpAvg):
     can_separate: ClassVar[bool] = True  # sums of a person's own entries, in double precision
     can_split: ClassVar[bool] = True
 
+    @property
+    def plugin_parts(self) -> tuple[object, ...]:
+        """The statistics, which may be code of strangers."""
+        return self.tables
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.blocks:
@@ -124,18 +115,14 @@ class Statistics(UldpAvg):
         object.__setattr__(self, "clip", math.hypot(self._record_clip, self.persons))
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Statistic, ...]:
         """All blocks, in the order of their cells; that of persons is the last."""
-        return (*self._of_records, *((PersonCell(weight=self.persons),) if self.persons else ()))
-
-    @property
-    def _of_records(self) -> tuple[Block, ...]:
-        return (*self.histograms, *self.means, *self.categories, *self.classes, *self.survival)
+        return (*self.tables, *((PersonCell(weight=self.persons),) if self.persons else ()))
 
     @property
     def _record_clip(self) -> float:
         """R, the clip of the part of a person's row that their records make."""
-        return self.records * math.hypot(*(block.weight * block.reach for block in self._of_records))
+        return self.records * math.hypot(*(block.weight * block.reach for block in self.tables))
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Refuse several rounds, and blocks of other columns than the records have."""
@@ -158,9 +145,8 @@ class Statistics(UldpAvg):
 
     def count_classes(self, classes: int) -> tuple[Statistics, float]:
         """Return the statistics that count so many classes alone, and `records`."""
-        block = ClassCells("class", classes=tuple(f"class-{place}" for place in range(classes)))
-        none: dict[str, tuple[()]] = dict.fromkeys(("histograms", "means", "categories", "survival"), ())
-        return replace(self, **none, classes=(block,), persons=0.0), self.records  # type: ignore[arg-type]
+        block = ClassCount("class", classes=tuple(f"class-{place}" for place in range(classes)))
+        return replace(self, tables=(block,), persons=0.0), self.records
 
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`."""
@@ -175,7 +161,7 @@ class Statistics(UldpAvg):
         arrays = {name: array.cpu().numpy() for name, array in list_arrays(context.x).items()}
         records, first = (arrays, context.y.cpu().numpy()), 0
         cells, values = [], []
-        for block in self._of_records:
+        for block in self.tables:
             found, added = block.find_entries(records)
             cells.append(torch.from_numpy(found + first))
             values.append(torch.from_numpy(added * block.weight))
@@ -188,7 +174,7 @@ class Statistics(UldpAvg):
         )
         for units, rows in iterate_count_rows(unit, all_cells, self.sum_size(0), all_values):
             owners = persons[units]
-            if self._of_records:
+            if self.tables:
                 rows = rows * clip_rows(owners, rows, self._record_clip).factors[:, None]
             if self.persons:
                 rows[:, -1] = self.persons
@@ -201,7 +187,7 @@ class Statistics(UldpAvg):
         """Return by what sums are multiplied: S where every silo has weighted its counts by 1/S, else 1."""
         return population.silos if self.weighting == "uniform" else 1
 
-    def count_std(self, block: Block, population: FederationSize) -> float:
+    def count_std(self, block: Statistic, population: FederationSize) -> float:
         """Return the standard deviation of the noise in a count of a block, if all silos answer.
 
         With fewer silos, of which `min_survivors` must answer, it is smaller.

@@ -20,8 +20,9 @@ from silodp.methods import LocalContext, roles
 from silodp.methods.roles import FederationSize
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
-from silodp_analytics.counted import Moments, NumericBins
 from silodp_analytics.statistics.config import derive_statistics
+from silodp_analytics.statistics.histogram import Histogram
+from silodp_analytics.statistics.mean import Mean
 from silodp_analytics.statistics.method import Statistics
 from support.oracles import judges_std, logistic_task, small_federation
 from support.refusals import refused
@@ -74,10 +75,9 @@ def test_a_person_moves_the_sum_by_at_most_the_clip(weighting, records, tmp_path
     resolved = derive(tmp_path, draw_wards(25, records=8), noise=SILENT)
     federation = resolved.load_federation()
     task = resolved.build_task(federation)
-    weights = {
-        "histograms": (replace(resolved.method.histograms[0], weight=2.5), resolved.method.histograms[1])
-    }
-    method = replace(resolved.method, weighting=weighting, records=records, persons=0.5, **weights)
+    first, *others = resolved.method.tables
+    tables = (replace(first, weight=2.5), *others)
+    method = replace(resolved.method, weighting=weighting, records=records, persons=0.5, tables=tables)
     bound = method.bounds(FederationSize(3, federation.users)).sensitivity
     whole = exact_sum(method, federation, task)
     moves = [np.linalg.norm(whole - exact_sum(method, federation, task, u)) for u in range(25)]
@@ -126,7 +126,7 @@ def test_weights_by_presence_count_different_persons(tmp_path: Path) -> None:
 @pytest.mark.parametrize("aggregator", [Plain(), Masked()])
 def test_the_noise_that_is_added_is_the_noise_that_is_charged(aggregator) -> None:
     federation, task = small_federation(silos=3), logistic_task()
-    method = Statistics(2.0, histograms=(NumericBins("x", bins=600, range=(-3.0, 3.0)),))
+    method = Statistics(2.0, tables=(Histogram("x", bins=600, range=(-3.0, 3.0)),))
     data = replace_features(federation, ("x", "b", "c", "d"))
     spec = prepare_run(data, task, method, rounds=1, aggregator=aggregator)
     result = train(data, task, method, rounds=1, aggregator=aggregator)
@@ -184,15 +184,15 @@ def test_the_bits_of_a_row_do_not_depend_on_others(tmp_path: Path) -> None:
 
 def test_what_is_no_statistic_of_the_records_is_refused(tmp_path: Path) -> None:
     federation, task = replace_features(small_federation(), ("x", "b", "c", "d")), logistic_task()
-    right = Statistics(1.0, histograms=(NumericBins("x"),))
+    right = Statistics(1.0, tables=(Histogram("x"),))
     with refused("statistics.rounds"):
         prepare_run(federation, task, right, rounds=2)
     with refused("statistics.column"):  # another column at the place: its name in the results would be wrong
-        prepare_run(federation, task, Statistics(1.0, means=(Moments("x", 1),)), rounds=1)
+        prepare_run(federation, task, Statistics(1.0, tables=(Mean("x", 1),)), rounds=1)
     with refused("statistics.cells"):
         Statistics(1.0, persons=0.0)
     with refused("statistics.cells"):
-        Statistics(1.0, histograms=tuple(NumericBins(f"x{n}", bins=1000) for n in range(101)))
+        Statistics(1.0, tables=tuple(Histogram(f"x{n}", bins=1000) for n in range(101)))
 
 
 @pytest.mark.parametrize(

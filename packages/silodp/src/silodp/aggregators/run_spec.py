@@ -246,7 +246,9 @@ class RunSpec:
     @property
     def has_plugins(self) -> bool:
         """Whether the method or the aggregator is code from outside silodp."""
-        return not all(is_own(type(part)) for part in (self.method, self.aggregator))
+        return not all(
+            is_own(type(part)) for part in (self.method, self.aggregator, *self.method.plugin_parts)
+        )
 
     @cached_property
     def varies_by_round(self) -> bool:

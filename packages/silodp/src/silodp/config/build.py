@@ -145,7 +145,9 @@ def validate_arguments(
             field=_join(where, missing[0]),
         )
     hints = _get_hints(maker)
-    return {name: _convert(hints.get(name, Any), value, _join(where, name)) for name, value in values.items()}
+    return {
+        name: convert_value(hints.get(name, Any), value, _join(where, name)) for name, value in values.items()
+    }
 
 
 def validate_given(maker: Callable[..., Any], values: Mapping[str, Any], what: str, where: str) -> None:
@@ -162,7 +164,7 @@ def validate_given(maker: Callable[..., Any], values: Mapping[str, Any], what: s
     for name, value in values.items():
         table, place = _find_dataclass(hints.get(name)), _join(where, name)
         if table is None or not isinstance(value, Mapping):
-            _convert(hints.get(name, Any), value, place)
+            convert_value(hints.get(name, Any), value, place)
         elif not hasattr(table, "registry"):
             validate_given(table, value, place, place)
         elif "name" in value:
@@ -376,7 +378,7 @@ def _get_hints(maker: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def convert_value(hint: Any, value: Any, where: str) -> Any:
     """Return a value as the annotation wants it; a table becomes the dataclass that it stands for."""
     table = _find_dataclass(hint)
     # None stands for no table only where the annotation is not the dataclass itself, but allows None, too.
@@ -393,7 +395,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     item = _find_item(hint)
     if item is not None and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_convert(item, one, f"{where}[{place}]") for place, one in enumerate(value))
+        return tuple(convert_value(item, one, f"{where}[{place}]") for place, one in enumerate(value))
     try:
         # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)

@@ -272,8 +272,9 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     for section in ("method", "methods"):
         if section in result:
             result[section] = _map_names(result[section], resolve_reference)
-    if isinstance(result.get("methods"), dict):
-        result["methods"] = {resolve_reference(name): table for name, table in result["methods"].items()}
+    for section in ("methods", "statistics"):  # whose keys may be references
+        if isinstance(result.get(section), dict):
+            result[section] = {resolve_reference(name): table for name, table in result[section].items()}
     return dict(result)
 
 
@@ -294,6 +295,8 @@ def _map_values(values: Any, place: Sequence[str], change: Callable[[Any], Any])
 
 def _map_names(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a table with every `name` in it changed, and in the tables below."""
+    if isinstance(value, list):
+        return [_map_names(below, change) for below in value]
     if not isinstance(value, dict):
         return value
     return {

@@ -213,6 +213,11 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     releases_model: ClassVar[bool] = True
     """Whether rounds lead to a model; else what a run releases is in `describe_sum`."""
 
+    @property
+    def plugin_parts(self) -> tuple[object, ...]:
+        """Objects whose code computes what is released, besides the method: the guarantee names strangers' code."""
+        return ()
+
     def describe_sum(self, total: Tensor, population: roles.FederationSize) -> dict[str, Any]:
         """Return what a row of metrics.jsonl keeps of a round's noisy sum, JSON-ready; by default nothing.
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.stats import chi2, norm
 
-from silodp_analytics.counted import MOMENT_CENTER
 from silodp_analytics.counts import MIN_CERTAINTY
+from silodp_analytics.statistics.mean import MOMENT_CENTER
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
@@ -45,7 +44,7 @@ class NoisyTable:
         by: The column of the groups of a survival table.
     """
 
-    kind: Literal["persons", "categories", "histogram", "mean", "survival"]
+    kind: str
     column: str
     counts: tuple[float, ...]
     noise_std: float
@@ -53,17 +52,6 @@ class NoisyTable:
     names: tuple[str, ...] = ()
     has_missing: bool = False
     by: str | None = None
-
-    def __post_init__(self) -> None:
-        sizes = {
-            "persons": 1,
-            "categories": len(self.names),
-            "histogram": len(self.edges) - 1 + self.has_missing,
-            "mean": 3,
-            "survival": len(self.names) * (len(self.edges) + 1) * 2,
-        }
-        if len(self.counts) != sizes[self.kind]:  # the file was damaged or edited
-            raise ValueError(f"{len(self.counts)} counts, and {sizes[self.kind]} cells")
 
     @property
     def values(self) -> Floats:

@@ -1,0 +1,92 @@
+"""A statistic that is one class of a file: asked for by its reference, counted, drawn, and stated in the guarantee."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from silodp.cli.run import run_config
+from silodp.config.plugins import refuse_plugins
+from silodp.config.resolve import load_config
+from silodp.report.page import write_report
+from silodp_analytics.statistics.config import derive_statistics
+from support.refusals import refused
+from support.wards import draw_wards, write_wards
+
+TAILS = '''
+from dataclasses import dataclass
+
+import numpy as np
+
+from silodp_analytics.counted import NumberBlock, fall_into_one
+from silodp_analytics.statistics.statistic import Statistic
+
+
+@dataclass(frozen=True)
+class Tails(NumberBlock, Statistic):
+    """Records below and above a public number."""
+
+    cut: float = 0.0
+
+    kind = "tails"
+    asked = dict[str, float]
+
+    @classmethod
+    def read_setting(cls, asked, columns):
+        return [cls(**columns.place_number(name, "tails"), cut=cut) for name, cut in asked.items()]
+
+    @property
+    def size(self):
+        return 3
+
+    def find_entries(self, records):
+        values, known = self.read(records)
+        above = values >= self.numeric.scale(np.array([self.cut]))[0]
+        return fall_into_one(np.where(known, above, 2))
+
+    def describe(self):
+        return {"column": self.column, "names": ["below", "above", "missing"]}
+'''
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "tails.py").write_text(TAILS)
+    path: Path = write_wards(tmp_path, draw_wards(120), head="seed = 1", noise="noise_multiplier = 0.3")
+    path.write_text(
+        f'{path.read_text()}"tails.py:Tails" = {{ age = 50.0 }}\nmean = []\n'.replace(
+            'mean = ["age", "dose"]\n', ""
+        )
+    )
+    return path
+
+
+def test_a_statistic_of_a_file_is_counted_and_shown_and_its_code_is_stated(
+    config: Path, tmp_path: Path
+) -> None:
+    resolved = derive_statistics(load_config(config))
+    run_config(resolved, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "statistics.json").read_text())
+    (tails,) = (one for one in found["tables"] if one["kind"] == "tails")
+    ages: pd.Series[float] = draw_wards(120).age
+    expected = [(ages < 50).sum(), (ages >= 50).sum(), ages.isna().sum()]
+    assert tails["counts"] == pytest.approx(expected, abs=6 * tails["noise_std"])
+    assert "below" in (tmp_path / "run" / "statistics.html").read_text()
+    (released,) = (
+        one
+        for one in json.loads((tmp_path / "run" / "guarantee.json").read_text())["guarantees"]
+        if one["adversary"] == "released"
+    )
+    assert any(one["id"] == "other-code" for one in released["assumptions"])
+    # A report runs no code of the run, and writes the same page.
+    (tmp_path / "run" / "statistics.json").unlink()
+    write_report(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "statistics.json").read_text()) == found
+
+
+def test_a_statistic_of_a_file_is_not_imported_where_strangers_code_is_refused(config: Path) -> None:
+    with refuse_plugins(), refused("report.foreign_code"):
+        derive_statistics(load_config(config))
