@@ -19,7 +19,7 @@ from typing import Any
 from silodp.accounting.guarantee import format_epsilon
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.errors import SilodpError
-from silodp.methods import METHODS, Ddp, Method, UldpAvg
+from silodp.methods import METHODS, Ddp, Method, RandomAllocation, UldpAvg
 from silodp.training.sgd import LocalTraining
 from silodp_analytics.evaluation.series import Evaluation
 from silodp_audit.attack.evidence import bound_share
@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
     "uldp-sgd": {
         "uniform": (10, SUMS),
         "by records": (10, {**SUMS, "weighting": "records"}),
-        "one of 5 rounds": (20, {**SUMS, "random_allocation": 5}),
+        "one of 5 rounds": (20, {**SUMS, "participation": RandomAllocation(5)}),
     },
     "uldp-avg": {
         "uniform": (10, TRAINED),

@@ -18,7 +18,7 @@ import torch
 
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
-from silodp.methods import Ddp, FederationSize, Method, UldpAvg
+from silodp.methods import Ddp, FederationSize, Method, RandomAllocation, UldpAvg
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
 from silodp.training.losses import Loss
@@ -42,7 +42,7 @@ STEPS: dict[str, Any] = {
 METHODS: dict[str, tuple[Method, str]] = {
     "uniform": (UldpAvg(**AVG), "plain"),
     "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain"),
-    "allocated": (UldpAvg(**AVG, random_allocation=2), "plain"),
+    "allocated": (UldpAvg(**AVG, participation=RandomAllocation(2)), "plain"),
     "masked": (UldpAvg(**AVG), "masked"),
     "records": (UldpAvg(**AVG, weighting="records"), "plain"),
     "group": (UldpGroup(**STEPS, group_size=6, local_steps=1), "plain"),

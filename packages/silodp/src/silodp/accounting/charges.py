@@ -17,11 +17,11 @@ from silodp.accounting.accountant import (
     compute_epsilon,
 )
 from silodp.accounting.events import (
+    AllocatedRelease,
     Composed,
     Event,
     Group,
     NonPrivate,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
@@ -209,7 +209,7 @@ def scale_to_person(event: Event, records: int) -> Event:
                 return NonPrivate(
                     "silos take different numbers of steps, and records may lie in several of them"
                 )
-        case RandomAllocation() | SampledReplacement():
+        case AllocatedRelease() | SampledReplacement():
             return NonPrivate(
                 "what several records cost that are allocated, or replaced together, is not known"
             )

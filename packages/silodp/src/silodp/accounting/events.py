@@ -83,7 +83,7 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True)
-class RandomAllocation:
+class AllocatedRelease:
     """One round of a random allocation: the unit is in exactly one of some consecutive rounds, drawn at random.
 
     Every round of an allocation is charged this event. The first one bears the cost of all, so that no later round can
@@ -169,7 +169,7 @@ class SelfComposed:
     event: (
         Additive
         | PoissonSampled
-        | RandomAllocation
+        | AllocatedRelease
         | SampledReplacement
         | RevealedSample
         | Group
@@ -215,7 +215,7 @@ class NonPrivate:
     reason: str
 
 
-Mechanism = Additive | PoissonSampled | RandomAllocation | SampledReplacement | RevealedSample | Group
+Mechanism = Additive | PoissonSampled | AllocatedRelease | SampledReplacement | RevealedSample | Group
 Event = Mechanism | SelfComposed | Composed | WorstOf | NonPrivate
 
 STORED_KINDS: dict[str, Callable[..., Event]] = {
@@ -223,7 +223,7 @@ STORED_KINDS: dict[str, Callable[..., Event]] = {
     "Skellam": Skellam,
     "TwoLooks": CorrelatedReleases,
     "PoissonSampled": PoissonSampled,
-    "RandomAllocation": RandomAllocation,
+    "RandomAllocation": AllocatedRelease,
     "SampledReplacement": SampledReplacement,
     "KnownSample": RevealedSample,
     "Group": Group,
@@ -396,7 +396,7 @@ def replace_unit(event: Event) -> Event:
             return multiply_shift(event, 2)
         case PoissonSampled(q, inner):
             return SampledReplacement(q, inner)
-        case RandomAllocation():
+        case AllocatedRelease():
             # As if the round were seen, which costs no less.
             return replace(event, event=multiply_shift(event.event, 2), is_seen=True)
         case SampledReplacement():
@@ -411,7 +411,7 @@ def remove_amplification(event: Event) -> Event:
     is covered: given everything seen, it is a release on the sample or nothing.
     """
     # The coin was tossed once for both releases, so the second one cannot count on it again.
-    if isinstance(event, RevealedSample | PoissonSampled | RandomAllocation):
+    if isinstance(event, RevealedSample | PoissonSampled | AllocatedRelease):
         return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
         return multiply_shift(event.event, 2)
@@ -422,7 +422,7 @@ def reveal_samples(event: Event) -> Event:
     """Return the event against an adversary who learns the samples that it takes as unknown."""
     if isinstance(event, PoissonSampled):
         return RevealedSample(event.sampling_probability, event.event)
-    if isinstance(event, RandomAllocation):
+    if isinstance(event, AllocatedRelease):
         return replace(event, is_seen=True)
     if isinstance(event, SampledReplacement):
         # Whoever sees the coin sees a replacement inside, and that moves the sum twice as far.

@@ -23,6 +23,7 @@ from silodp._lazy import LazyModule
 from silodp.accounting import _gaussian
 from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
+    AllocatedRelease,
     Composed,
     CorrelatedReleases,
     Event,
@@ -31,7 +32,6 @@ from silodp.accounting.events import (
     Mechanism,
     NonPrivate,
     PoissonSampled,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
@@ -192,9 +192,9 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             both = (_pld_mixture.AdjacencyType.REMOVE, _pld_mixture.AdjacencyType.ADD)
             return tuple(_mixture(k, gamma, sigma, grid, way) for way in both)
-        case RandomAllocation(_, Gaussian(sigma) as release) if sigma < random_allocation.LEAST_NOISE:
+        case AllocatedRelease(_, Gaussian(sigma) as release) if sigma < random_allocation.LEAST_NOISE:
             return compute_losses(release, grid)
-        case RandomAllocation(rounds, Gaussian(sigma)):
+        case AllocatedRelease(rounds, Gaussian(sigma)):
             return _allocation(random_allocation.allocate_gaussian(rounds, sigma), grid)
         case Gaussian(sigma):
             built = library.from_gaussian_mechanism(sigma, value_discretization_interval=grid)
@@ -338,7 +338,7 @@ def estimate_spread(event: Mechanism) -> float:
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
             return estimate_spread(Group(1, event))
-        case RandomAllocation(rounds, Gaussian(sigma)):
+        case AllocatedRelease(rounds, Gaussian(sigma)):
             chi_squared = math.expm1(min(sigma**-2, 700.0)) / rounds
             return min(estimate_spread(RevealedSample(1.0, Gaussian(sigma))), math.sqrt(chi_squared))
         case SampledReplacement(q, Gaussian(sigma)):
@@ -391,7 +391,7 @@ def _find_smallest_spread(event: Mechanism) -> float:
 def _bound_width(event: Mechanism) -> float:
     """Bound the width of one step's distribution: 10 standard deviations each way, and the mean."""
     match event:
-        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)) | RandomAllocation(_, Gaussian(sigma)):
+        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)) | AllocatedRelease(_, Gaussian(sigma)):
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
@@ -516,7 +516,7 @@ _KINDS = (
     Gaussian
     | CorrelatedReleases
     | PoissonSampled
-    | RandomAllocation
+    | AllocatedRelease
     | SampledReplacement
     | RevealedSample
     | Group

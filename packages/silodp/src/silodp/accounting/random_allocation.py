@@ -1,4 +1,4 @@
-"""What `RandomAllocation` costs: the unit is in exactly one of b releases, drawn at random, and nobody sees which.
+"""What `AllocatedRelease` costs: the unit is in exactly one of b releases, drawn at random, and nobody sees which.
 
 P = (P₁+…+P_b)/b is the world with the unit, where P_i has it in release i, and Q the world without. With Y_i the
 likelihood ratio of release i, given the releases before it, X = dP/dQ = (Y₁+…+Y_b)/b. Removing the unit costs

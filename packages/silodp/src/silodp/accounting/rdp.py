@@ -22,13 +22,13 @@ from silodp._lazy import LazyModule
 from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
     Additive,
+    AllocatedRelease,
     CorrelatedReleases,
     Event,
     Gaussian,
     Group,
     Mechanism,
     PoissonSampled,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     Skellam,
@@ -117,7 +117,7 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> Array:
             return _between_integers(
                 lambda whole: compute_sampled_moments(np.array([q]), release, whole)[:, 0], orders
             )
-        case RandomAllocation(rounds, release):
+        case AllocatedRelease(rounds, release):
             release_rdp = partial(compute_release_rdp, release)
             return _between_integers(
                 lambda whole: random_allocation.compute_moments(rounds, release_rdp, whole), orders

@@ -245,8 +245,9 @@ class RunSpec:
 
     @property
     def has_plugins(self) -> bool:
-        """Whether the method or the aggregator is code from outside silodp."""
-        return not all(is_own(type(part)) for part in (self.method, self.aggregator))
+        """Whether the method, who takes part in it, or the aggregator is code from outside silodp."""
+        parts = (self.method, self.method.participation_rule, self.aggregator)
+        return not all(is_own(type(part)) for part in parts)
 
     @cached_property
     def varies_by_round(self) -> bool:
@@ -260,7 +261,7 @@ class RunSpec:
     @property
     def cost_period(self) -> int:
         """The number of rounds after which costs repeat, of which only the first one differs from the others."""
-        return 1 if self.varies_by_round else self.method.allocation_rounds or 1
+        return 1 if self.varies_by_round else self.method.participation_rule.period
 
     def number_rounds(self, rounds: int) -> Sequence[int]:
         """Return the numbers of the first rounds, as `count_events` takes them: a range where that is enough."""

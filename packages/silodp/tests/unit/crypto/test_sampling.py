@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from scipy import stats
 
 from silodp.crypto.sampling import PersonCoins
+from silodp.methods import RandomAllocation
 
 SECRET = bytes(range(32))
 
@@ -47,14 +48,14 @@ def test_allocations_are_those_of_the_definition():
         of_allocation = [
             coin(SECRET, "run", "profile", one, round_ // b, "allocation") % b == round_ % b for one in known
         ]
-        assert coins.toss(round_, 1 / b, b).tolist() == of_allocation
+        assert RandomAllocation(b).draw(coins, round_, 1 / b).tolist() == of_allocation
 
 
 @pytest.mark.parametrize("b", [2, 7, 60])
 def test_everyone_is_in_one_round_of_each_allocation(b):
     persons = 20_000
     coins = PersonCoins(SECRET, "run", "p", map(str, range(persons)))
-    drawn = np.array([coins.toss(round_, 1 / b, b) for round_ in range(3 * b)])
+    drawn = np.array([RandomAllocation(b).draw(coins, round_, 1 / b) for round_ in range(3 * b)])
     assert (drawn.reshape(3, b, persons).sum(axis=1) == 1).all()
     # Each round is as likely as any other, and allocations are independent of each other and of single coins.
     places = drawn.reshape(3, b, persons).argmax(axis=1)
@@ -67,7 +68,9 @@ def test_everyone_is_in_one_round_of_each_allocation(b):
     assert stats.binomtest(both, persons, 0.5 / b).pvalue > 1e-6
     # A silo that holds the last person alone finds the same round.
     alone = PersonCoins(SECRET, "run", "p", [str(persons - 1)])
-    assert [bool(alone.toss(round_, 1 / b, b)[0]) for round_ in range(3 * b)] == drawn[:, -1].tolist()
+    assert [bool(RandomAllocation(b).draw(alone, round_, 1 / b)[0]) for round_ in range(3 * b)] == drawn[
+        :, -1
+    ].tolist()
 
 
 def test_a_known_answer_stays():
@@ -75,7 +78,7 @@ def test_a_known_answer_stays():
     coins = PersonCoins(SECRET, "run", "", [str(number) for number in range(64)])
     found = np.packbits(coins.toss(3, 0.5)).tobytes().hex()
     assert found == "fde3718b3c613d9e"
-    allocated = np.packbits(coins.toss(3, 0.5, 2)).tobytes().hex()
+    allocated = np.packbits(RandomAllocation(2).draw(coins, 3, 0.5)).tobytes().hex()
     assert allocated == "6bf2e9bbf86d3a4e"
 
 
