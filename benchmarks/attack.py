@@ -19,11 +19,12 @@ from typing import Any
 from silodp.accounting.guarantee import format_epsilon
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.errors import SilodpError
-from silodp.methods import METHODS, Ddp, Method, RandomAllocation, UldpAvg
+from silodp.methods import METHODS, Ddp, Method, UldpAvg
 from silodp.training.sgd import LocalTraining
 from silodp_analytics.evaluation.series import Evaluation
 from silodp_audit.attack.evidence import bound_share
 from silodp_audit.attack.play import AttackResult, Target, attack_method, play_evaluation
+from silodp_budgets.random_allocation import RandomAllocation
 from timing import show_help
 
 Settings = dict[str, Any]

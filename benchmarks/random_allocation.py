@@ -19,9 +19,9 @@ import silodp
 from partly_known import measure_step
 from silodp.accounting import compute_epsilon
 from silodp.accounting.calibration import calibrate_noise_multiplier
-from silodp.accounting.events import AllocatedRelease, Gaussian, PoissonSampled, RevealedSample, Skellam
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, Skellam
 from silodp.data.federation import Federation
-from silodp.methods import RandomAllocation
+from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
 from silodp_experiments import benchmarks
 
 DELTA = 1e-5

@@ -14,18 +14,19 @@ import torch
 import silodp
 from silodp.accounting import compute_epsilon
 from silodp.accounting.accountant import find_accountant
-from silodp.accounting.events import AllocatedRelease, Gaussian, Skellam, scale_shift
+from silodp.accounting.events import Gaussian, Skellam, scale_shift
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import View
 from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
-from silodp.methods import RandomAllocation, UldpAvg, VerifiedIds
+from silodp.methods import UldpAvg, VerifiedIds
 from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import plan_charges
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, cross_entropy
+from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
 from silodp_budgets.user_budgets import UserBudgets
 from silodp_private.lattice import Lattice
 from support.oracles import small_federation

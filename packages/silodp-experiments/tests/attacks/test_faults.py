@@ -18,13 +18,14 @@ import torch
 
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
-from silodp.methods import Ddp, FederationSize, Method, RandomAllocation, UldpAvg
+from silodp.methods import Ddp, FederationSize, Method, UldpAvg
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
 from silodp.training.losses import Loss
 from silodp.training.sgd import LocalTraining
 from silodp.training.task import Task
 from silodp.wire.transport import SignedChannel
+from silodp_budgets.random_allocation import RandomAllocation
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 from support.faults import FAULTS
 

@@ -23,11 +23,12 @@ from silodp.data.silo_data import SiloData
 from silodp.mechanisms import clipping, quantization
 from silodp.mechanisms.clipping import ClippedRows, clip_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Ddp, RandomAllocation, UldpAvg, uldp
+from silodp.methods import Ddp, UldpAvg, uldp
 from silodp.runtime import silo as silo_module
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.simulation import Simulation
+from silodp_budgets.random_allocation import RandomAllocation
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 
 Change = tuple[Any, str, Callable[[Any], Any]]

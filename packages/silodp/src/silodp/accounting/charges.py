@@ -17,9 +17,9 @@ from silodp.accounting.accountant import (
     compute_epsilon,
 )
 from silodp.accounting.events import (
-    AllocatedRelease,
     Composed,
     Event,
+    ExtensionEvent,
     Group,
     NonPrivate,
     RevealedSample,
@@ -209,9 +209,9 @@ def scale_to_person(event: Event, records: int) -> Event:
                 return NonPrivate(
                     "silos take different numbers of steps, and records may lie in several of them"
                 )
-        case AllocatedRelease() | SampledReplacement():
+        case ExtensionEvent() | SampledReplacement():
             return NonPrivate(
-                "what several records cost that are allocated, or replaced together, is not known"
+                "what several records cost that are sampled, or replaced, together, is not known"
             )
         case Group(size, inner):
             return Group(size * records, inner)

@@ -12,7 +12,7 @@ from silodp._lazy import Registry, export_lazily
 if TYPE_CHECKING:
     from silodp.methods.base import LocalContext, Method
     from silodp.methods.ddp import Ddp
-    from silodp.methods.participation import Always, Participation, Poisson, RandomAllocation
+    from silodp.methods.participation import Always, Participation, Poisson
     from silodp.methods.roles import (
         FederationSize,
         PublicState,
@@ -43,7 +43,6 @@ __all__ = [
     "Participation",
     "Poisson",
     "PublicState",
-    "RandomAllocation",
     "Sampling",
     "ServerAdam",
     "ServerOptimizer",
@@ -62,7 +61,7 @@ __getattr__ = export_lazily(
     {
         "base": ("LocalContext", "Method"),
         "ddp": ("Ddp",),
-        "participation": ("Always", "Participation", "Poisson", "RandomAllocation"),
+        "participation": ("Always", "Participation", "Poisson"),
         "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
         "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),

@@ -6,11 +6,10 @@ costs; the two must agree. A new rule is one file: a subclass of `Participation`
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +18,10 @@ from silodp._lazy import Registry
 from silodp.accounting import events
 from silodp.accounting.views import View
 from silodp.errors import SilodpError
-from silodp.settings import Probability, Settings, Whole
+from silodp.settings import Probability, Settings
 
 if TYPE_CHECKING:
     from silodp.crypto.sampling import PersonCoins
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -176,65 +173,6 @@ class Poisson(Participation):
         return events.SampledReplacement(self.rate, release)
 
 
-@dataclass(frozen=True)
-class RandomAllocation(Participation):
-    """Everyone takes part in exactly one round, drawn at random, of each b rounds.
-
-    Attributes:
-        rounds: The number b of rounds of an allocation.
-
-    Source: Feldman and Shenfeld 2025 (Privacy amplification by random allocation).
-    """
-
-    rounds: Annotated[int, Whole(2)]
-
-    @property
-    def rate(self) -> float:
-        """1/b."""
-        return 1 / self.rounds
-
-    @property
-    def period(self) -> int:
-        """The rounds of an allocation, of which the first one bears the cost of all."""
-        return int(self.rounds)
-
-    def draw(self, coins: PersonCoins, round_: int, rates: float | NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Draw who takes part, by one coin for each allocation; each round has a probability within 2⁻⁶⁴ of 1/b."""
-        allocation, place = divmod(round_, self.period)
-        taking_part: NDArray[np.bool_] = (
-            coins.draw("allocation", allocation) % np.uint64(self.period) == place
-        )
-        return taking_part
-
-    def sample_event(self, release: events.Additive, view: View) -> events.Event:
-        """Return the event of a round of an allocation."""
-        is_first = bool(view.round % self.period == 0)
-        return events.AllocatedRelease(self.period, release, is_first, view.knows_sample)
-
-    def check_run(self, run: SampledRun) -> None:
-        """Refuse a run whose silos do not draw the sample, or in which a participation might not be charged."""
-        super().check_run(run)
-        # A silo that missed the first round of an allocation would not have charged it; and the noise of a round must
-        # not depend on who answers it.
-        if run.min_silos < run.silos:
-            raise self._conflict_error(
-                f"and min_silos = {run.min_silos}: every silo must answer every round of an allocation; leave "
-                f"min_silos out, or take user_sampling = {self.rate:g}"
-            )
-        if left := run.rounds % self.period:
-            _log.warning(
-                "participation = %r and rounds = %d: the last allocation ends after %d of its %d rounds, so some "
-                "persons are in none of them, and ε counts it in full; take a multiple of %d",
-                self, run.rounds, left, self.period, self.period,
-            )  # fmt: skip
-
-    def measure_sample(self, drawn: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the share of units that are in exactly one round of each allocation that has ended."""
-        count = len(drawn) // self.period
-        blocks = drawn[: count * self.period].reshape(count, self.period, -1)
-        return {"in one round of each allocation": float((blocks.sum(axis=1) == 1).mean()) if count else 1.0}
-
-
 ALWAYS = Always()
 
 PARTICIPATIONS: Registry[type[Participation]] = Registry(
@@ -242,7 +180,6 @@ PARTICIPATIONS: Registry[type[Participation]] = Registry(
     {
         "always": "silodp.methods.participation:Always",
         "poisson": "silodp.methods.participation:Poisson",
-        "random_allocation": "silodp.methods.participation:RandomAllocation",
     },
 )
 """The rules by their names in a configuration; extension packages add theirs (see `Registry`)."""

@@ -21,7 +21,7 @@ from silodp.accounting.accountant import (
     find_accountant,
     supports_all,
 )
-from silodp.accounting.events import AllocatedRelease, Event, explain_not_private, list_nested
+from silodp.accounting.events import Event, ExtensionEvent, explain_not_private, list_nested
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.base import Aggregator, check_attempts, check_statements
@@ -174,31 +174,29 @@ def assemble_spec(
         separate=separate,
     )
     if spec.has_plugins:
-        _check_allocated_events(spec)
+        _check_period(spec)
     method.participation_rule.check_run(
         SampledRun(aggregator.name, aggregator.sampled_by, spec.rounds, len(spec.names), spec.min_silos)
     )
     return spec
 
 
-def _check_allocated_events(spec: RunSpec) -> None:
+def _check_period(spec: RunSpec) -> None:
     """Refuse events of plug-ins that charge the rounds of an allocation differently: only the first one is paid for."""
     rounds = spec.method.participation_rule.period
 
-    def list_allocated(number: int) -> list[AllocatedRelease]:
+    def list_allocated(number: int) -> list[ExtensionEvent]:
         nested = (inner for event in spec.round_events(None, number).values() for inner in list_nested(event))
-        return [inner for inner in nested if isinstance(inner, AllocatedRelease)]
+        return [inner for inner in nested if isinstance(inner, ExtensionEvent)]
 
-    paid: list[AllocatedRelease] = []
+    paid: list[ExtensionEvent] = []
     for number in range(spec.rounds):
         found, place = list_allocated(number), number % rounds
         paid = found if place == 0 else paid
-        if (found and rounds == 1) or found != [
-            replace(event, rounds=rounds, is_first=place == 0) for event in paid
-        ]:
+        if (found and rounds == 1) or found != [event.in_round(place, rounds) for event in paid]:
             raise SilodpError(
                 f"{name_class(type(spec.method))}: the event of round {number + 1} is none of its allocation: of the "
-                "rounds of a AllocatedRelease the first one is paid for, so the period of the participation must be "
+                "rounds of a ExtensionEvent the first one is paid for, so the period of the participation must be "
                 "theirs, and all else in them the same.",
                 code="plugin.returned",
                 field="method",

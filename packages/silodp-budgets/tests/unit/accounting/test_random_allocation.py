@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from numpy.polynomial.hermite_e import hermegauss
 from scipy import special, stats
 
-from silodp.accounting import compute_delta, compute_epsilon, random_allocation, rdp
+from silodp._lazy import Registry
+from silodp.accounting import compute_delta, compute_epsilon, events, rdp
+from silodp.accounting.accountant import find_accountant
 from silodp.accounting.events import (
-    AllocatedRelease,
     Composed,
     Gaussian,
     Group,
@@ -31,9 +33,13 @@ from silodp.accounting.events import (
     replace_unit,
     reveal_samples,
 )
+from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
+from silodp_budgets import random_allocation
+from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
 
 DELTA = 1e-5
+SECRET = bytes(range(32))
 
 
 def gaussian_rdp(sigma):
@@ -276,3 +282,63 @@ def test_orders_between_integers_are_bounded_by_their_neighbors():
     # Beyond the orders that are computed, one release covers all.
     assert rho[5] == 512 / (2 * 2.0**2)
     assert rho[4] < 256 / (2 * 2.0**2)
+
+
+# --- Who takes part, and which events are trusted ---
+
+
+@pytest.mark.parametrize("b", [2, 7, 60])
+def test_everyone_is_in_one_round_of_each_allocation(b):
+    persons = 20_000
+    coins = PersonCoins(SECRET, "run", "p", map(str, range(persons)))
+    drawn = np.array([RandomAllocation(b).draw(coins, round_, 1 / b) for round_ in range(3 * b)])
+    assert (drawn.reshape(3, b, persons).sum(axis=1) == 1).all()
+    # Each round is as likely as any other, and allocations are independent of each other and of single coins.
+    places = drawn.reshape(3, b, persons).argmax(axis=1)
+    for place in places:
+        assert stats.chisquare(np.bincount(place, minlength=b)).pvalue > 1e-6
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        same = int((places[one] == places[other]).sum())
+        assert stats.binomtest(same, persons, 1 / b).pvalue > 1e-6
+    both = int((drawn[0] & coins.toss(0, 0.5)).sum())
+    assert stats.binomtest(both, persons, 0.5 / b).pvalue > 1e-6
+    # A silo that holds the last person alone finds the same round.
+    alone = PersonCoins(SECRET, "run", "p", [str(persons - 1)])
+    assert [bool(RandomAllocation(b).draw(alone, round_, 1 / b)[0]) for round_ in range(3 * b)] == drawn[
+        :, -1
+    ].tolist()
+
+
+def test_the_places_of_persons_are_known_answers():
+    coins = PersonCoins(SECRET, "run", "", [str(number) for number in range(64)])
+    for round_, b in ((0, 2), (7, 5), (10**6, 12)):
+        words = coins.draw("allocation", round_ // b).tolist()
+        assert RandomAllocation(b).draw(coins, round_, 1 / b).tolist() == [
+            word % b == round_ % b for word in words
+        ]
+    allocated = np.packbits(RandomAllocation(2).draw(coins, 3, 0.5)).tobytes().hex()
+    assert allocated == "6bf2e9bbf86d3a4e"
+
+
+@dataclass(frozen=True)
+class Free(AllocatedRelease):
+    """An event of a stranger that costs nothing."""
+
+    def simplify(self, release):
+        return None
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_an_event_of_a_stranger_has_no_cost(accountant):
+    with pytest.raises(SilodpError) as raised:
+        compute_epsilon([(Free(5, Gaussian(2.0)), 1)], DELTA, accountant)
+    assert raised.value.code == "accounting.event"
+    assert not find_accountant("pld").supports(Free(5, Gaussian(2.0)))
+
+
+def test_a_stored_event_without_its_package_is_refused(monkeypatch):
+    stored = event_to_dict(AllocatedRelease(5, Gaussian(2.0)))
+    monkeypatch.setattr(events, "EVENTS", Registry("nothing", {}))
+    with pytest.raises(SilodpError) as raised:
+        event_from_dict(stored)
+    assert raised.value.code == "extension.missing"
