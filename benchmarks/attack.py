@@ -24,6 +24,7 @@ from silodp.training.sgd import LocalTraining
 from silodp_analytics.evaluation.series import Evaluation
 from silodp_audit.attack.evidence import bound_share
 from silodp_audit.attack.play import AttackResult, Target, attack_method, play_evaluation
+from silodp_budgets.random_allocation import RandomAllocation
 from timing import show_help
 
 Settings = dict[str, Any]
@@ -49,7 +50,7 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
     "uldp-sgd": {
         "uniform": (10, SUMS),
         "by records": (10, {**SUMS, "weighting": "records"}),
-        "one of 5 rounds": (20, {**SUMS, "random_allocation": 5}),
+        "one of 5 rounds": (20, {**SUMS, "participation": RandomAllocation(5)}),
     },
     "uldp-avg": {
         "uniform": (10, TRAINED),

@@ -19,8 +19,9 @@ import silodp
 from partly_known import measure_step
 from silodp.accounting import compute_epsilon
 from silodp.accounting.calibration import calibrate_noise_multiplier
-from silodp.accounting.events import Gaussian, PoissonSampled, RandomAllocation, RevealedSample, Skellam
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, Skellam
 from silodp.data.federation import Federation
+from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
 from silodp_experiments import benchmarks
 
 DELTA = 1e-5
@@ -45,7 +46,7 @@ def print_epsilon() -> None:
         cells = []
         for release, accountant in ((Gaussian(sigma), "pld"), (Skellam(sigma, 2**16, 10**4), "rdp")):
             poisson = compute_epsilon([(PoissonSampled(1 / b, release), rounds)], DELTA, accountant)
-            allocated = compute_epsilon([(RandomAllocation(b, release), rounds // b)], DELTA, accountant)
+            allocated = compute_epsilon([(AllocatedRelease(b, release), rounds // b)], DELTA, accountant)
             cells.append(f"{poisson:.3f} → {allocated:.3f}")
         seen = compute_epsilon([(RevealedSample(1 / b, Gaussian(sigma)), rounds)], DELTA)
         allocated = compute_epsilon([(Gaussian(sigma), rounds // b)], DELTA)
@@ -61,14 +62,14 @@ def print_utility(name: str, seeds: int) -> None:
             calibrate_noise_multiplier(events, epsilon, DELTA)
             for events in (
                 lambda s, b=b, rounds=rounds: [(PoissonSampled(1 / b, Gaussian(s)), rounds)],
-                lambda s, b=b, rounds=rounds: [(RandomAllocation(b, Gaussian(s)), rounds // b)],
+                lambda s, b=b, rounds=rounds: [(AllocatedRelease(b, Gaussian(s)), rounds // b)],
             )
         )
         cells = []
         for noise, sampling in (
             (poisson, {"user_sampling": 1 / b}),
-            (poisson, {"random_allocation": b}),
-            (allocated, {"random_allocation": b}),
+            (poisson, {"participation": RandomAllocation(b)}),
+            (allocated, {"participation": RandomAllocation(b)}),
         ):
             found = [measure_step(federation, seeds, noise, rounds, step=s, **sampling) for s in STEPS]
             mean, error = max(found)

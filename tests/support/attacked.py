@@ -12,6 +12,7 @@ from scipy.stats import norm
 from silodp.methods import Ddp, Method, UldpAvg
 from silodp.training.sgd import LocalTraining
 from silodp_audit.attack.play import AttackResult, attack_method
+from silodp_budgets.random_allocation import RandomAllocation
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 
 
@@ -118,7 +119,7 @@ STEPS: dict[str, Any] = {
 SETTINGS: dict[str, tuple[Method, str, int]] = {
     "uniform": (UldpAvg(**AVG), "plain", 6),
     "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain", 10),
-    "allocated": (UldpAvg(**AVG, random_allocation=4), "plain", 20),
+    "allocated": (UldpAvg(**AVG, participation=RandomAllocation(4)), "plain", 20),
     "masked": (UldpAvg(**AVG), "masked", 6),
     "records": (UldpAvg(**AVG, weighting="records"), "plain", 6),
     "group": (UldpGroup(**STEPS, group_size=12, local_steps=1, record_sampling=0.1), "plain", 10),

@@ -14,7 +14,7 @@ import torch
 import silodp
 from silodp.accounting import compute_epsilon
 from silodp.accounting.accountant import find_accountant
-from silodp.accounting.events import Gaussian, RandomAllocation, Skellam, scale_shift
+from silodp.accounting.events import Gaussian, Skellam, scale_shift
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import View
 from silodp.aggregators.masked import Masked
@@ -26,11 +26,12 @@ from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import plan_charges
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, cross_entropy
+from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
 from silodp_budgets.user_budgets import UserBudgets
 from silodp_private.lattice import Lattice
 from support.oracles import small_federation
 
-METHOD = UldpAvg(2.0, local=LocalTraining(0.1), random_allocation=4)
+METHOD = UldpAvg(2.0, local=LocalTraining(0.1), participation=RandomAllocation(4))
 DELTA = 1e-5
 
 
@@ -46,11 +47,11 @@ def prepare(method=METHOD, rounds=8, **settings):
 def test_the_event_is_that_of_the_view():
     views = {name: View(name, 4, knows_sample=name == "silo") for name in ("released", "silo")}
     first, later = (METHOD.dp_event(replace(views["released"], round=r)) for r in (4, 5))
-    assert first == RandomAllocation(4, Gaussian(2.0))
-    assert later == RandomAllocation(4, Gaussian(2.0), is_first=False)
+    assert first == AllocatedRelease(4, Gaussian(2.0))
+    assert later == AllocatedRelease(4, Gaussian(2.0), is_first=False)
     known = METHOD.dp_event(views["silo"])
     # Three of four shares of the noise, and of the clip, are unknown to it; it sees who is in which round.
-    assert known == RandomAllocation(4, Gaussian(2.0 / 4**0.5 * 3**0.5 / (3 / 4)), is_seen=True)
+    assert known == AllocatedRelease(4, Gaussian(2.0 / 4**0.5 * 3**0.5 / (3 / 4)), is_seen=True)
     assert METHOD.common_sampling_rate == 0.25
     assert METHOD.server_scale(prepare().population) == 1 / (0.25 * 12)
 
@@ -60,7 +61,7 @@ def test_the_event_is_that_of_the_view():
     [
         ({"user_sampling": 0.5}, "user_sampling"),
         ({"personal": UserBudgets(largest_budget=3.0, by="clip", rounds=8)}, "personal"),
-        ({"verified": VerifiedIds(2, 0.5), "weighting": "home"}, "random_allocation"),
+        ({"verified": VerifiedIds(2, 0.5), "weighting": "home"}, "participation"),
     ],
 )
 def test_what_cannot_go_together_is_refused(settings, named):
@@ -80,7 +81,7 @@ def test_what_cannot_go_together_is_refused(settings, named):
 def test_runs_in_which_a_participation_might_go_uncharged_are_refused(aggregator, weighting, said):
     with pytest.raises(SilodpError, match=said) as raised:
         prepare(replace(METHOD, weighting=weighting), aggregator=aggregator)
-    assert raised.value.field == "random_allocation"
+    assert raised.value.field == "participation"
 
 
 def test_an_allocation_that_is_cut_short_is_named(caplog):
@@ -105,7 +106,7 @@ def test_a_plan_and_a_ledger_charge_one_allocation_after_the_other(tmp_path: Pat
         callbacks=[lambda done: after.append(done.epsilon["released"])],
     )  # fmt: skip
     assert {name: one.epsilon for name, one in result.guarantees.items()} == planned
-    each = [compute_epsilon([(RandomAllocation(4, Gaussian(2.0)), n)], DELTA) for n in range(4)]
+    each = [compute_epsilon([(AllocatedRelease(4, Gaussian(2.0)), n)], DELTA) for n in range(4)]
     assert planned["released"] == each[3]
     assert planned["silo"] == pytest.approx(
         compute_epsilon([(Gaussian(2.0 / 4**0.5 * 3**0.5 / (3 / 4)), 3)], DELTA), rel=1e-6
@@ -117,7 +118,7 @@ def test_a_plan_and_a_ledger_charge_one_allocation_after_the_other(tmp_path: Pat
 class Uneven(UldpAvg):
     """A plug-in whose events are changed by `change(event, round)`."""
 
-    change: Callable[[RandomAllocation, int], RandomAllocation] = field(
+    change: Callable[[AllocatedRelease, int], AllocatedRelease] = field(
         default=None, repr=False, compare=False
     )  # type: ignore[assignment]
 
@@ -136,46 +137,53 @@ class Uneven(UldpAvg):
     ids=["less noise later", "one charged", "other rounds", "seen later"],
 )
 def test_events_of_a_plug_in_that_cost_more_in_later_rounds_are_refused(change):
-    prepare(Uneven(2.0, local=LocalTraining(0.1), random_allocation=4, change=lambda event, number: event))
+    prepare(
+        Uneven(
+            2.0,
+            local=LocalTraining(0.1),
+            participation=RandomAllocation(4),
+            change=lambda event, number: event,
+        )
+    )
     with pytest.raises(SilodpError, match="none of its allocation") as raised:
-        prepare(Uneven(2.0, local=LocalTraining(0.1), random_allocation=4, change=change))
+        prepare(Uneven(2.0, local=LocalTraining(0.1), participation=RandomAllocation(4), change=change))
     assert raised.value.code == "plugin.returned"
     with pytest.raises(SilodpError, match="none of its allocation"):
         prepare(
-            Uneven(2.0, local=LocalTraining(0.1), change=lambda event, number: RandomAllocation(4, event))
+            Uneven(2.0, local=LocalTraining(0.1), change=lambda event, number: AllocatedRelease(4, event))
         )
 
 
 def test_a_silo_that_does_not_see_the_sample_is_charged_for_a_replacement():
     view = View("silo", 4)
     by_records = replace(METHOD, weighting="present")
-    assert by_records.dp_event(view) == RandomAllocation(4, Gaussian(2.0 / 2 * 3**0.5 / 2), is_seen=True)
+    assert by_records.dp_event(view) == AllocatedRelease(4, Gaussian(2.0 / 2 * 3**0.5 / 2), is_seen=True)
 
 
 def test_numbers_of_numpy_are_numbers():
-    method = replace(METHOD, random_allocation=np.int64(4))
+    method = replace(METHOD, participation=RandomAllocation(np.int64(4)))
     silodp.train(small_federation(silos=4), make_task(), method, rounds=2, delta=DELTA, seed=1)
 
 
 def test_a_target_is_met_by_noise_and_rounds_and_by_no_coin():
     found = plan_run(prepare(rounds=8), target=1.0)["target"]
     assert "user_sampling" not in found
-    events = [(RandomAllocation(4, Gaussian(found["noise_multiplier"])), 2)]
+    events = [(AllocatedRelease(4, Gaussian(found["noise_multiplier"])), 2)]
     assert 0.99 < compute_epsilon(events, DELTA) <= 1.0
-    events = [(RandomAllocation(4, Gaussian(2.0)), found["rounds"] // 4)]
+    events = [(AllocatedRelease(4, Gaussian(2.0)), found["rounds"] // 4)]
     assert compute_epsilon(events, DELTA) <= 1.0
     assert found["rounds"] % 4 == 0
 
 
 def test_integers_are_charged_as_such():
     events = prepare(aggregator="masked").round_events()
-    assert isinstance(events["server"], RandomAllocation)
+    assert isinstance(events["server"], AllocatedRelease)
     assert isinstance(events["server"].event, Skellam)
     assert events["silo"].is_seen
 
 
 def test_a_budget_ends_a_run_before_an_allocation_that_it_cannot_pay_for():
-    two = compute_epsilon([(RandomAllocation(4, Gaussian(2.0)), 2)], DELTA)
+    two = compute_epsilon([(AllocatedRelease(4, Gaussian(2.0)), 2)], DELTA)
     result = silodp.train(
         small_federation(silos=4), make_task(), METHOD, rounds=20, delta=DELTA, seed=1,
         budget=Budget(two * 1.01, DELTA, "released"),
@@ -193,7 +201,7 @@ def test_everyone_moves_the_model_once_in_each_allocation(aggregator, tmp_path: 
     torch.manual_seed(0)
     task = Task(torch.nn.Linear(users, 2, bias=False), cross_entropy())
     models: list[torch.Tensor] = []
-    method = UldpAvg(0.0, local=LocalTraining(0.1), step=0.5, random_allocation=4)
+    method = UldpAvg(0.0, local=LocalTraining(0.1), step=0.5, participation=RandomAllocation(4))
     for rounds in range(9):
         # Resumed round by round: an allocation goes on where it was.
         result = silodp.train(

@@ -25,6 +25,7 @@ from silodp.training.losses import Loss
 from silodp.training.sgd import LocalTraining
 from silodp.training.task import Task
 from silodp.wire.transport import SignedChannel
+from silodp_budgets.random_allocation import RandomAllocation
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 from support.faults import FAULTS
 
@@ -42,7 +43,7 @@ STEPS: dict[str, Any] = {
 METHODS: dict[str, tuple[Method, str]] = {
     "uniform": (UldpAvg(**AVG), "plain"),
     "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain"),
-    "allocated": (UldpAvg(**AVG, random_allocation=2), "plain"),
+    "allocated": (UldpAvg(**AVG, participation=RandomAllocation(2)), "plain"),
     "masked": (UldpAvg(**AVG), "masked"),
     "records": (UldpAvg(**AVG, weighting="records"), "plain"),
     "group": (UldpGroup(**STEPS, group_size=6, local_steps=1), "plain"),

@@ -28,6 +28,7 @@ from silodp.runtime import silo as silo_module
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.simulation import Simulation
+from silodp_budgets.random_allocation import RandomAllocation
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 
 Change = tuple[Any, str, Callable[[Any], Any]]
@@ -176,13 +177,13 @@ def toss_own_coins(get_coins):
     return wrong
 
 
-def toss_in_every_round(toss):
-    return lambda self, round_, rate, allocation_rounds=None: toss(self, round_, rate)
+def toss_in_every_round(draw):
+    return lambda self, coins, round_, rates: coins.toss(round_, rates)
 
 
-def repeat_allocations(toss):
-    def wrong(self, round_, rate, allocation_rounds=None):
-        return toss(self, round_ % allocation_rounds, rate, allocation_rounds)
+def repeat_allocations(draw):
+    def wrong(self, coins, round_, rates):
+        return draw(self, coins, round_ % self.period, rates)
 
     return wrong
 
@@ -252,8 +253,10 @@ FAULTS = {
     ),
     "a coin per silo": Fault("sampled", ((Silo, "_get_coins", toss_own_coins),)),
     "samples with 2q": Fault("sampled", ((UldpAvg, "sampling_rates", double_rate),)),
-    "a coin in every round": Fault("allocated", ((PersonCoins, "toss", toss_in_every_round),)),
-    "the same round of every allocation": Fault("allocated", ((PersonCoins, "toss", repeat_allocations),)),
+    "a coin in every round": Fault("allocated", ((RandomAllocation, "draw", toss_in_every_round),)),
+    "the same round of every allocation": Fault(
+        "allocated", ((RandomAllocation, "draw", repeat_allocations),)
+    ),
     "one allocation charged": Fault("allocated", ((UldpAvg, "dp_event", charge_one_allocation),)),
     "every second round not charged": Fault("uniform", ((Server, "charge", skip_odd_rounds),)),
     "the same noise in every round": Fault("uniform", ((Silo, "_derive_round_randomness", repeat_rounds),)),

@@ -18,6 +18,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, clip_rows
 from silodp.methods.base import LocalContext
+from silodp.methods.participation import Participation
 from silodp.methods.roles import FederationSize, PersonalBudgets
 from silodp.methods.server_optimizer import ServerOptimizer, State
 from silodp.methods.uldp import UldpAvg, VerifiedIds
@@ -88,7 +89,7 @@ class Statistics(UldpAvg):
     server_momentum: float = field(default=0.0, init=False, repr=False, compare=False)
     personal: PersonalBudgets | None = field(default=None, init=False, repr=False, compare=False)
     step: float | None = field(default=None, init=False, repr=False, compare=False)
-    random_allocation: int | None = field(default=None, init=False, repr=False, compare=False)
+    participation: Participation | None = field(default=None, init=False, repr=False, compare=False)
     verified: VerifiedIds | None = field(default=None, init=False, repr=False, compare=False)
     server_optimizer: ServerOptimizer | None = field(
         default=None, init=False, repr=False, compare=False, kw_only=True

@@ -108,7 +108,7 @@ def _compare_shifts(
     silo = Signal.of(observation.events["silo"])
     if spec.method.samples_users and spec.aggregator.sampled_by == "silos" and silo is not None:
         drawn = observation.rehearsal.silo_sample(observation.curious, silo.coin)
-        samples = Samples(drawn[None], silo.coin, spec.method.allocation_rounds)
+        samples = Samples(drawn[None], silo.coin, spec.method.participation_rule)
         due = due / silo.coin
     moved = total[:, directions.members] / due
     inside = np.ones(moved.shape, bool) if drawn is None else drawn[:, directions.members]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from silodp.errors import SilodpError
+from silodp.methods.participation import ALWAYS, Participation
 from silodp_audit.attack.evidence import bound_share, check_level
 
 Array = NDArray[np.float64]
@@ -55,12 +56,12 @@ class Samples:
     Attributes:
         drawn: Whether a unit was in the sample (silos, rounds, units); one silo where only one is known.
         rate: The sampling probability q that was charged.
-        allocation_rounds: The number b of rounds of a random allocation; None where every round has coins of its own.
+        rule: The rule by which units are drawn; by default independent coins.
     """
 
     drawn: NDArray[np.bool_]
     rate: float
-    allocation_rounds: int | None = None
+    rule: Participation = ALWAYS
 
 
 def run_noise_tests(
@@ -109,9 +110,10 @@ def run_noise_tests(
         tests.append(partial(compare_rate, samples))
         if samples.drawn.shape[0] > 1:
             tests.append(lambda _: compare_samples(samples))
-        if samples.allocation_rounds is not None:
-            tests.append(lambda _: compare_allocation(samples))
-        if samples.drawn.shape[1] >= 2 * (samples.allocation_rounds or 1):
+        measured = samples.rule.measure_sample(np.logical_or.reduce(samples.drawn, axis=0))
+        for name, share in measured.items():
+            tests.append(partial(_compare_exactly, name, share))
+        if samples.drawn.shape[1] >= 2 * samples.rule.period:
             tests.append(partial(compare_repetition, samples))
     return tuple(test(level / len(tests)) for test in tests)
 
@@ -182,24 +184,18 @@ def compare_samples(samples: Samples) -> NoiseTest:
     return NoiseTest("same sample in all silos", share, share, share, 1.0, share == 1)
 
 
-def compare_allocation(samples: Samples) -> NoiseTest:
-    """Check that every unit is in exactly one round of each allocation that has ended."""
-    drawn, rounds = np.logical_or.reduce(samples.drawn, axis=0), samples.allocation_rounds or 1
-    count = len(drawn) // rounds
-    share = (
-        float((drawn[: count * rounds].reshape(count, rounds, -1).sum(axis=1) == 1).mean()) if count else 1.0
-    )
-    return NoiseTest("in one round of each allocation", share, share, share, 1.0, share == 1)
+def _compare_exactly(test: str, share: float, level: float) -> NoiseTest:
+    return NoiseTest(test, share, share, share, 1.0, share == 1)
 
 
 def compare_repetition(samples: Samples, level: float) -> NoiseTest:
     """Compare how often a unit is drawn in both of two rounds with q²; exact.
 
-    The rounds are neighbors; of a random allocation, one of it and that at the same place of the next one.
+    The rounds are neighbors; where several are drawn together, one of them and that at the same place of the next ones.
     """
-    drawn, apart = np.logical_or.reduce(samples.drawn, axis=0), samples.allocation_rounds
-    if apart is not None:
-        # One place of each allocation, another one in each pair of them.
+    drawn, apart = np.logical_or.reduce(samples.drawn, axis=0), samples.rule.period
+    if apart > 1:
+        # One place of each period, another one in each pair of them.
         pairs = np.arange(len(drawn) // (2 * apart))
         drawn = drawn[np.add.outer(2 * apart * pairs + pairs % apart, [0, apart]).ravel()]
     # Pairs of rounds that share no round, so that all of them are independent.

@@ -341,8 +341,8 @@ class Rehearsal:
             secret, of_run = spec.aggregator.silo(spec, context).group_secret(spec.run), spec.run
         persons = map(str, range(spec.population.users))
         coins = PersonCoins(secret, of_run, spec.data.identity_digest, persons)
-        rounds = spec.method.allocation_rounds
-        return np.array([coins.toss(number, rate, rounds) for number in range(len(self.updates))])
+        rule = spec.method.participation_rule
+        return np.array([rule.draw(coins, number, rate) for number in range(len(self.updates))])
 
     @cached_property
     def joined(self) -> NDArray[np.bool_]:

@@ -63,10 +63,8 @@ class Signal:
             case events.RevealedSample(rate, inner):
                 found = cls.of(inner)
                 return found and replace(found, coin=found.coin * rate)
-            case events.RandomAllocation(rounds, inner):
-                # Each round is scored by itself: that a member is in no second one is not used.
-                coin = events.RevealedSample if event.is_seen else events.PoissonSampled
-                return cls.of(coin(1 / rounds, inner))
+            case events.ExtensionEvent():
+                return cls.of(event.alone())
             case events.Group(size, inner):
                 found = cls.of(inner)
                 return found and replace(found, draws=found.draws * size)

@@ -19,9 +19,9 @@ from silodp.accounting.accountant import (
 from silodp.accounting.events import (
     Composed,
     Event,
+    ExtensionEvent,
     Group,
     NonPrivate,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
@@ -209,9 +209,9 @@ def scale_to_person(event: Event, records: int) -> Event:
                 return NonPrivate(
                     "silos take different numbers of steps, and records may lie in several of them"
                 )
-        case RandomAllocation() | SampledReplacement():
+        case ExtensionEvent() | SampledReplacement():
             return NonPrivate(
-                "what several records cost that are allocated, or replaced together, is not known"
+                "what several records cost that are sampled, or replaced, together, is not known"
             )
         case Group(size, inner):
             return Group(size * records, inner)

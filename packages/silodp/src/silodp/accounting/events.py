@@ -6,12 +6,20 @@ A noise multiplier is a standard deviation in units of the sensitivity of what i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from silodp._lazy import Registry, make_missing_error
 from silodp.errors import SilodpError
-from silodp.text import join_names
+from silodp.text import EXTENSIONS, join_names, name_package, shorten
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from silodp.accounting.pld import Losses
 
 
 @dataclass(frozen=True)
@@ -82,26 +90,57 @@ class PoissonSampled:
     event: Additive
 
 
-@dataclass(frozen=True)
-class RandomAllocation:
-    """One round of a random allocation: the unit is in exactly one of some consecutive rounds, drawn at random.
+class ExtensionEvent(ABC):
+    """Base of the events of our extension packages: a noisy release, `event`, on a sample of units.
 
-    Every round of an allocation is charged this event. The first one bears the cost of all, so that no later round can
-    be charged to another allocation; the others cost nothing.
-
-    Attributes:
-        rounds: The number b of rounds of an allocation.
-        event: The release of a round, with the unit in it.
-        is_first: Whether this is the first round of its allocation.
-        is_seen: Whether the adversary sees who is in which round.
-
-    Source: Feldman and Shenfeld 2025 (Privacy amplification by random allocation).
+    A frozen dataclass. Accountants and ledgers take it only if the registry `EVENTS` has its class under its `kind`:
+    of strangers' classes nothing is known, as of any value that is no event.
     """
 
-    rounds: int
-    event: Additive
-    is_first: bool = True
-    is_seen: bool = False
+    kind: ClassVar[str]
+    """Its name in `EVENTS` and in ledgers, which never changes."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def event(self) -> Additive:
+            """The release, with the unit in it."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse parameters out of range ("argument.value"), also where the event costs nothing."""
+
+    @abstractmethod
+    def simplify(self, release: Additive) -> Mechanism | None:
+        """Return the step that is charged, around the simplified release; None where it costs nothing."""
+
+    @abstractmethod
+    def reveal_sample(self) -> Event:
+        """Return the event against an adversary who learns the sample."""
+
+    @abstractmethod
+    def replace_unit(self) -> Event:
+        """Return the event where what a unit adds is replaced, and not removed."""
+
+    @abstractmethod
+    def in_round(self, place: int, period: int) -> ExtensionEvent:
+        """Return the event of the round at a place in its period, which `Participation.period` rounds make."""
+
+    @abstractmethod
+    def alone(self) -> Event:
+        """Return what the round releases by itself, as an event of this module; attacks score each round so."""
+
+    @abstractmethod
+    def bound_moments(self, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return upper bounds (n,) of (α−1)ρ(α) at integer orders α ≥ 2 (n,)."""
+
+    @abstractmethod
+    def compute_losses(self, grid: float) -> tuple[Losses, ...]:
+        """Return dominating privacy losses in both directions; the release is Gaussian."""
+
+    @abstractmethod
+    def estimate_spread(self) -> float:
+        """Estimate the standard deviation of the loss, for the choice of a grid; the release is Gaussian."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +208,7 @@ class SelfComposed:
     event: (
         Additive
         | PoissonSampled
-        | RandomAllocation
+        | ExtensionEvent
         | SampledReplacement
         | RevealedSample
         | Group
@@ -215,7 +254,7 @@ class NonPrivate:
     reason: str
 
 
-Mechanism = Additive | PoissonSampled | RandomAllocation | SampledReplacement | RevealedSample | Group
+Mechanism = Additive | PoissonSampled | ExtensionEvent | SampledReplacement | RevealedSample | Group
 Event = Mechanism | SelfComposed | Composed | WorstOf | NonPrivate
 
 STORED_KINDS: dict[str, Callable[..., Event]] = {
@@ -223,7 +262,6 @@ STORED_KINDS: dict[str, Callable[..., Event]] = {
     "Skellam": Skellam,
     "TwoLooks": CorrelatedReleases,
     "PoissonSampled": PoissonSampled,
-    "RandomAllocation": RandomAllocation,
     "SampledReplacement": SampledReplacement,
     "KnownSample": RevealedSample,
     "Group": Group,
@@ -234,7 +272,17 @@ STORED_KINDS: dict[str, Callable[..., Event]] = {
 }
 """Names of events in ledgers and guarantees. They never change, whatever the classes are called."""
 
+EVENTS: Registry[Callable[..., Event]] = Registry("events", {})
+"""Events of our extension packages, by their names in ledgers; those of strangers are no items."""
+
 _STORED_NAMES = {event: name for name, event in STORED_KINDS.items()}
+
+
+def find_kind(event: type) -> str | None:
+    """Return the name in ledgers of a class of events; None: it is none of this module's or of `EVENTS`."""
+    kind = getattr(event, "kind", None) if issubclass(event, ExtensionEvent) else None
+    # The very class: a stranger's that derives from it, or has its name, is another one.
+    return str(kind) if kind is not None and EVENTS.get(kind) is event else _STORED_NAMES.get(event)
 
 
 def list_nested(event: Event) -> Iterator[Event]:
@@ -348,7 +396,7 @@ def _choose_costliest(name: str, values: Sequence[Any]) -> Any:
         return min(values)
     if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
         return tuple(find_costliest_event(alike) for alike in zip(*values, strict=True))
-    if type(values[0]) in _STORED_NAMES:
+    if find_kind(type(values[0])) is not None:
         return find_costliest_event(values)
     if any(value != values[0] for value in values):
         raise _differ_error()
@@ -396,9 +444,8 @@ def replace_unit(event: Event) -> Event:
             return multiply_shift(event, 2)
         case PoissonSampled(q, inner):
             return SampledReplacement(q, inner)
-        case RandomAllocation():
-            # As if the round were seen, which costs no less.
-            return replace(event, event=multiply_shift(event.event, 2), is_seen=True)
+        case ExtensionEvent():
+            return event.replace_unit()
         case SampledReplacement():
             return scale_shift(event, 2)
     return _rebuild(event, replace_unit)
@@ -411,7 +458,7 @@ def remove_amplification(event: Event) -> Event:
     is covered: given everything seen, it is a release on the sample or nothing.
     """
     # The coin was tossed once for both releases, so the second one cannot count on it again.
-    if isinstance(event, RevealedSample | PoissonSampled | RandomAllocation):
+    if isinstance(event, RevealedSample | PoissonSampled | ExtensionEvent):
         return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
         return multiply_shift(event.event, 2)
@@ -422,8 +469,8 @@ def reveal_samples(event: Event) -> Event:
     """Return the event against an adversary who learns the samples that it takes as unknown."""
     if isinstance(event, PoissonSampled):
         return RevealedSample(event.sampling_probability, event.event)
-    if isinstance(event, RandomAllocation):
-        return replace(event, is_seen=True)
+    if isinstance(event, ExtensionEvent):
+        return event.reveal_sample()
     if isinstance(event, SampledReplacement):
         # Whoever sees the coin sees a replacement inside, and that moves the sum twice as far.
         return RevealedSample(event.sampling_probability, multiply_shift(event.event, 2))
@@ -449,14 +496,17 @@ def _rebuild(event: Event, change: Callable[[Any], Any]) -> Event:
         for name, value in _get_fields(event).items()
         if name in ("event", "parts", "alternatives")
     }
-    return replace(event, **changed) if changed else event
+    return replace(cast(Any, event), **changed) if changed else event
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
     """Return the event as JSON-ready fields with its stored kind; infinite noise is "inf"."""
-    fields: dict[str, Any] = {"kind": _STORED_NAMES[type(event)]}
+    fields: dict[str, Any] = {"kind": find_kind(type(event)) or _STORED_NAMES[type(event)]}
+    if isinstance(event, ExtensionEvent):
+        # Whoever reads it without the package learns which one it needs.
+        fields["package"] = name_package(type(event)).removeprefix("silodp_")
     for name, value in vars(event).items():
-        if type(value) in _STORED_NAMES:
+        if find_kind(type(value)) is not None:
             fields[name] = event_to_dict(value)
         elif name in ("parts", "alternatives"):
             fields[name] = [event_to_dict(part) for part in value]
@@ -482,8 +532,10 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         values = {name: _read_value(value) for name, value in fields.items()}
         if values.get("noise_multiplier") == "inf":
             values["noise_multiplier"] = math.inf
-        kind = values.pop("kind")
-        return STORED_KINDS[str(kind)](**values)
+        kind, package = str(values.pop("kind")), values.pop("package", None)
+        if package in EXTENSIONS and kind not in EVENTS:
+            raise make_missing_error(package, f"the event {shorten(kind)}")
+        return (STORED_KINDS if package is None else EVENTS)[kind](**values)
     except (KeyError, TypeError, AttributeError):
         raise SilodpError(
             f"{fields!r} is not an event: it was written by another version.", code="accounting.event"

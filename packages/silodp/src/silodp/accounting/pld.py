@@ -26,16 +26,17 @@ from silodp.accounting.events import (
     Composed,
     CorrelatedReleases,
     Event,
+    ExtensionEvent,
     Gaussian,
     Group,
     Mechanism,
     NonPrivate,
     PoissonSampled,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
     WorstOf,
+    find_kind,
     list_nested,
 )
 from silodp.accounting.rdp import RdpComposition
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
     from scipy import fft, signal, special, stats
 
-    from silodp.accounting import _pld_mixture, random_allocation
+    from silodp.accounting import _pld_mixture
 else:  # a second to import: Gaussian releases alone have a closed form, and need none of them
     library, pld_pmf = (
         LazyModule(f"dp_accounting.pld.{name}") for name in ("privacy_loss_distribution", "pld_pmf")
@@ -57,7 +58,6 @@ else:  # a second to import: Gaussian releases alone have a closed form, and nee
         LazyModule(f"scipy.{name}") for name in ("fft", "signal", "special", "stats")
     )
     _pld_mixture = LazyModule("silodp.accounting._pld_mixture")
-    random_allocation = LazyModule("silodp.accounting.random_allocation")
 
 Array = NDArray[np.float64]
 
@@ -192,10 +192,8 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             both = (_pld_mixture.AdjacencyType.REMOVE, _pld_mixture.AdjacencyType.ADD)
             return tuple(_mixture(k, gamma, sigma, grid, way) for way in both)
-        case RandomAllocation(_, Gaussian(sigma) as release) if sigma < random_allocation.LEAST_NOISE:
-            return compute_losses(release, grid)
-        case RandomAllocation(rounds, Gaussian(sigma)):
-            return _allocation(random_allocation.allocate_gaussian(rounds, sigma), grid)
+        case ExtensionEvent():
+            return event.compute_losses(grid)
         case Gaussian(sigma):
             built = library.from_gaussian_mechanism(sigma, value_discretization_interval=grid)
         case PoissonSampled(q, Gaussian(sigma)):
@@ -255,16 +253,6 @@ def _replacement(q: float, sigma: float, grid: float) -> Losses:
     )
     deltas = np.maximum(still + q * special.ndtr(1 / sigma - x) - np.exp(epsilons + other), 0.0)
     return _read(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -highest, highest, deltas), grid)
-
-
-def _allocation(law: random_allocation.Law, grid: float) -> tuple[Losses, Losses]:
-    """Return the losses ln x of removing the unit, under P, and −ln x of adding it, under Q."""
-    lowest, masses, above = law.spread(grid)
-    # What rounding lost of either world counts as lost.
-    lost = [1.0 - float(above.sum()), 1.0 - float(masses.sum())]
-    infinite = [max(lost[0], law.infinite), max(lost[1], law.zero)]
-    removed = Losses(grid, lowest, above, infinite[0])
-    return removed, Losses(grid, 1 - lowest - len(masses), masses[::-1], infinite[1])
 
 
 def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
@@ -338,9 +326,8 @@ def estimate_spread(event: Mechanism) -> float:
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
             return estimate_spread(Group(1, event))
-        case RandomAllocation(rounds, Gaussian(sigma)):
-            chi_squared = math.expm1(min(sigma**-2, 700.0)) / rounds
-            return min(estimate_spread(RevealedSample(1.0, Gaussian(sigma))), math.sqrt(chi_squared))
+        case ExtensionEvent():
+            return event.estimate_spread()
         case SampledReplacement(q, Gaussian(sigma)):
             # E[(P₁ − Q₁)²/P₀²] = 4·sinh(1/σ²); or as for a coin that is seen.
             seen = math.sqrt(q * (4 / sigma**2 + 4 / sigma**4))
@@ -391,7 +378,7 @@ def _find_smallest_spread(event: Mechanism) -> float:
 def _bound_width(event: Mechanism) -> float:
     """Bound the width of one step's distribution: 10 standard deviations each way, and the mean."""
     match event:
-        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)) | RandomAllocation(_, Gaussian(sigma)):
+        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)) | ExtensionEvent(event=Gaussian(sigma)):
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
@@ -516,7 +503,6 @@ _KINDS = (
     Gaussian
     | CorrelatedReleases
     | PoissonSampled
-    | RandomAllocation
     | SampledReplacement
     | RevealedSample
     | Group
@@ -540,8 +526,12 @@ class PldAccountant(Accountant):
     exact: bool = True
 
     def supports(self, event: Event) -> bool:
-        """Return whether every part of the event is of a kind in `_KINDS`; integer (Skellam) noise is not."""
-        return all(isinstance(inner, _KINDS) for inner in list_nested(event))
+        """Return whether every part is of a kind in `_KINDS` or `EVENTS`; integer (Skellam) noise is not."""
+        return all(
+            isinstance(inner, _KINDS)
+            or (isinstance(inner, ExtensionEvent) and find_kind(type(inner)) is not None)
+            for inner in list_nested(event)
+        )
 
     def compose(self, charges: Iterable[EventCount]) -> Composition:
         """As `Accountant.compose`."""

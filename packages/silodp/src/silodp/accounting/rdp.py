@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,11 +24,11 @@ from silodp.accounting.events import (
     Additive,
     CorrelatedReleases,
     Event,
+    ExtensionEvent,
     Gaussian,
     Group,
     Mechanism,
     PoissonSampled,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     Skellam,
@@ -41,13 +41,10 @@ if TYPE_CHECKING:
     import dp_accounting
     from dp_accounting.rdp import rdp_privacy_accountant as library
     from scipy import special
-
-    from silodp.accounting import random_allocation
 else:  # half a second, and a configuration is refused without them
     dp_accounting = LazyModule("dp_accounting")
     library = LazyModule("dp_accounting.rdp.rdp_privacy_accountant")
     special = LazyModule("scipy.special")
-    random_allocation = LazyModule("silodp.accounting.random_allocation")
 
 Array = NDArray[np.float64]
 
@@ -117,11 +114,8 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> Array:
             return _between_integers(
                 lambda whole: compute_sampled_moments(np.array([q]), release, whole)[:, 0], orders
             )
-        case RandomAllocation(rounds, release):
-            release_rdp = partial(compute_release_rdp, release)
-            return _between_integers(
-                lambda whole: random_allocation.compute_moments(rounds, release_rdp, whole), orders
-            )
+        case ExtensionEvent():
+            return _between_integers(event.bound_moments, orders)
         case SampledReplacement(q, replaced):
             return _between_integers(lambda whole: compute_replaced_moments(q, replaced, whole), orders)
         case RevealedSample(q, inner):

@@ -1,7 +1,7 @@
 """Convert events to the distinct steps that accountants compose, with counts and checked parameters.
 
 A step is one of: a release (`Additive`; two Gaussian releases of the same sum become one); a `PoissonSampled`
-release; a `RandomAllocation`, in its first round; a `SampledReplacement`; a `Group` of one of these or of a
+release; a `ExtensionEvent`; a `SampledReplacement`; a `Group` of one of these or of a
 `RevealedSample`; a `RevealedSample` over steps (`list_inner_steps`).
 """
 
@@ -17,18 +17,19 @@ from silodp.accounting.events import (
     Composed,
     CorrelatedReleases,
     Event,
+    ExtensionEvent,
     Gaussian,
     Group,
     Mechanism,
     NonPrivate,
     PoissonSampled,
-    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
     Skellam,
     WorstOf,
     count_kinds,
+    find_kind,
     multiply_shift,
     select_kind,
 )
@@ -179,7 +180,7 @@ def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, 
         case RevealedSample(q, inner) if for_pld and size > 1:
             _check_probability(q)
             return _add(counts, Group(size, inner), times if q > 0 else 0, for_pld)  # type: ignore[arg-type]
-        case NonPrivate() | WorstOf() | Group() | RandomAllocation() | SampledReplacement():
+        case NonPrivate() | WorstOf() | Group() | ExtensionEvent() | SampledReplacement():
             raise SilodpError(
                 f"there is no rule for a Group of {size} records around {event!r}: put the Group inside this "
                 "event.",
@@ -210,18 +211,10 @@ def _simplify(event: Event) -> Mechanism | None:
             _check_probability(q)
             release = _simplify_release(inner)
             return None if release is None or q == 0 else release if q == 1 else PoissonSampled(q, release)
-        case RandomAllocation(rounds, inner):
-            _check(
-                1 <= rounds <= 10**9 and rounds == int(rounds),
-                "rounds",
-                rounds,
-                "a whole number from 1 to 10⁹",
-            )
-            release = _simplify_release(inner)
-            # The first round of an allocation bears the cost of all; where the round is seen, that of one release.
-            if release is None or not event.is_first:
-                return None
-            return release if rounds == 1 or event.is_seen else RandomAllocation(int(rounds), release)
+        case ExtensionEvent() if find_kind(type(event)) is not None:
+            event.check()
+            release = _simplify_release(event.event)
+            return None if release is None else event.simplify(release)
         case Gaussian() | Skellam() | CorrelatedReleases():
             return _simplify_release(event)
     raise _misplaced_error(event)
@@ -248,7 +241,7 @@ def _simplify_release(event: Additive) -> Additive | None:
 
 def _has_bound(step: Mechanism, reach: int, for_pld: bool) -> bool:
     """Return whether anything is promised of a step that one unit can move by `reach` sensitivities."""
-    release = step.event if isinstance(step, PoissonSampled | RandomAllocation | SampledReplacement) else step
+    release = step.event if isinstance(step, PoissonSampled | ExtensionEvent | SampledReplacement) else step
     if isinstance(release, RevealedSample | Group):
         return True  # its parts were looked at when they were added
     if for_pld and not isinstance(release, Gaussian):

@@ -245,10 +245,10 @@ class RunSpec:
 
     @property
     def has_plugins(self) -> bool:
-        """Whether the method or the aggregator is code from outside silodp."""
-        return not all(
-            is_own(type(part)) for part in (self.method, self.aggregator, *self.method.plugin_parts)
-        )
+        """Whether the method, one of its parts, or the aggregator is code from outside silodp."""
+        method = self.method
+        parts = (method, method.participation_rule, *method.plugin_parts, self.aggregator)
+        return not all(is_own(type(part)) for part in parts)
 
     @cached_property
     def varies_by_round(self) -> bool:
@@ -262,7 +262,7 @@ class RunSpec:
     @property
     def cost_period(self) -> int:
         """The number of rounds after which costs repeat, of which only the first one differs from the others."""
-        return 1 if self.varies_by_round else self.method.allocation_rounds or 1
+        return 1 if self.varies_by_round else self.method.participation_rule.period
 
     def number_rounds(self, rounds: int) -> Sequence[int]:
         """Return the numbers of the first rounds, as `count_events` takes them: a range where that is enough."""

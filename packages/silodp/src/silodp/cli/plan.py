@@ -333,7 +333,7 @@ def epsilon(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set any field of the method, also of one in a file, for example clip=0.5 or random_allocation=10; "
+            help="Set any field of the method, also of one in a file, for example clip=0.5 or step=0.1; "
             "repeatable.",
         ),
     ] = None,

@@ -56,9 +56,7 @@ class PersonCoins:
     def __repr__(self) -> str:
         return f"PersonCoins({len(self._pseudonyms) // _BLOCK} persons)"
 
-    def toss(
-        self, round_: int, rate: float | NDArray[np.float64], allocation_rounds: int | None = None
-    ) -> NDArray[np.bool_]:
+    def toss(self, round_: int, rate: float | NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return who takes part in a round.
 
         A person's coin is the same for every attempt and every release of the round. Coins of different persons or
@@ -68,27 +66,19 @@ class PersonCoins:
             round_: counted from 0.
             rate: the probability q of taking part, one for all persons or (persons,) one each, in [0, 1]; it is rounded
                 down to a multiple of 2⁻⁶⁴.
-            allocation_rounds: b; None: every round has coins of its own. With a number, one coin decides in which one
-                of b rounds a person takes part: of rounds 0 to b − 1, of rounds b to 2b − 1, and so on. Each has a
-                probability within 2⁻⁶⁴ of 1/b, and `rate` is not used.
 
         Returns:
             (persons,) bool, in the order of the identifiers.
         """
-        if allocation_rounds is not None:
-            allocation, place = divmod(round_, allocation_rounds)
-            drawn = self._draw("allocation", allocation) % np.uint64(allocation_rounds)
-            taking_part: NDArray[np.bool_] = drawn == place
-            return taking_part
-        coins = self._draw("coin", round_)
+        coins = self.draw("coin", round_)
         rates = np.broadcast_to(np.asarray(rate, np.float64), coins.shape)
         # q·2⁶⁴ is exact, since only the exponent changes; 2⁶⁴ itself does not fit, and everyone is in at q = 1.
         limits = np.floor(np.ldexp(np.where(rates < 1, rates, 0), 64)).astype(np.uint64)
         sampled: NDArray[np.bool_] = (coins < limits) | (rates >= 1)
         return sampled
 
-    def _draw(self, purpose: str, number: int) -> NDArray[np.uint64]:
-        """Return a coin below 2⁶⁴ of every person."""
+    def draw(self, purpose: str, number: int) -> NDArray[np.uint64]:
+        """Return a word, uniform below 2⁶⁴, of every person; words of other purposes or numbers are independent."""
         key = derive_key(self._secret, purpose, self._run, number)
         # Under one key AES permutes its blocks, so the coins of different persons are as good as independent: to tell
         # them from independent ones takes about 2⁶⁴ persons. The pseudonyms are secret and different.

@@ -12,6 +12,7 @@ from silodp._lazy import Registry, export_lazily
 if TYPE_CHECKING:
     from silodp.methods.base import LocalContext, Method
     from silodp.methods.ddp import Ddp
+    from silodp.methods.participation import Always, Participation, Poisson
     from silodp.methods.roles import (
         FederationSize,
         PublicState,
@@ -34,10 +35,13 @@ METHODS: Registry[type[Method]] = Registry(
 """The methods by their names in a configuration; extension packages add theirs (see `Registry`)."""
 
 __all__ = [
+    "Always",
     "Ddp",
     "FederationSize",
     "LocalContext",
     "Method",
+    "Participation",
+    "Poisson",
     "PublicState",
     "Sampling",
     "ServerAdam",
@@ -57,6 +61,7 @@ __getattr__ = export_lazily(
     {
         "base": ("LocalContext", "Method"),
         "ddp": ("Ddp",),
+        "participation": ("Always", "Participation", "Poisson"),
         "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
         "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),

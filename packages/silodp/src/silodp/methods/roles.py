@@ -19,6 +19,7 @@ from silodp.accounting.events import Event
 from silodp.accounting.views import Adversary, Unit, View
 from silodp.assumption import Assumption
 from silodp.errors import SilodpError
+from silodp.methods.participation import ALWAYS, Participation
 from silodp.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,20 +84,17 @@ class Sampling:
     """
 
     @property
+    def participation_rule(self) -> Participation:
+        """The rule by which persons take part in rounds; by default all of them always do."""
+        return ALWAYS
+
+    @property
     def common_sampling_rate(self) -> float | None:
         """The probability q in (0, 1] with which a user takes part in a round; None where users have their own rates.
 
         An aggregator that hides the sample needs it before the size of the federation is known.
         """
-        return 1.0
-
-    @property
-    def allocation_rounds(self) -> int | None:
-        """The number b ≥ 2 of consecutive rounds of which a user is in exactly one; None: one coin for each round.
-
-        `common_sampling_rate` is then 1/b, and `dp_event` a `RandomAllocation`.
-        """
-        return None
+        return self.participation_rule.rate
 
     @property
     def samples_users(self) -> bool:

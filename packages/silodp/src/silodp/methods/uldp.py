@@ -16,7 +16,8 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods import base, roles
-from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
+from silodp.methods.participation import ALWAYS, Always, Participation, Poisson
+from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings
 from silodp.training import sgd
 from silodp.training.sgd import LocalTraining
 
@@ -104,8 +105,8 @@ class UldpAvg(base.Method):
             in which u has records, in these silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's
             records (the first of equals).
         user_sampling: The probability q of the coin for every person and round, one for all silos together.
-        random_allocation: The number b of rounds of which every person is in exactly one, drawn for all silos together,
-            and then in one of the next b; in place of `user_sampling`, with the rate 1/b.
+        participation: The rule by which persons take part in rounds, drawn for all silos together; `Poisson(q)` is the
+            same as `user_sampling = q`. None: the rule of `user_sampling`.
         personal: How every person's own budget is met, by their own q_u or clip; None treats all alike.
         step: The longest move of the model in a round, in its parameters' units: that of a round for which all
             persons' updates have one direction. 1 if neither `step` nor `clip` is given.
@@ -126,7 +127,7 @@ class UldpAvg(base.Method):
     personal: roles.PersonalBudgets | None = None
     step: Positive | None = field(default=None, metadata=base.OMIT_NONE)
     verified: VerifiedIds | None = field(default=None, metadata=base.OMIT_NONE)
-    random_allocation: Annotated[int, Whole(2)] | None = field(default=None, metadata=base.OMIT_NONE)
+    participation: Participation | None = field(default=None, metadata=base.OMIT_NONE)
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
@@ -157,12 +158,16 @@ class UldpAvg(base.Method):
                 "every person has their own rate (their mean is personal.mean_sampling).",
                 "user_sampling",
             )
-        if self.random_allocation is not None and (self.user_sampling != 1 or self.personal is not None):
+        if self.participation is not None and (self.user_sampling != 1 or self.personal is not None):
             raise base.conflict_error(
-                f"random_allocation and {'user_sampling' if self.personal is None else 'personal'}: a person is in one "
-                "of so many rounds, or is drawn in each by a coin; leave one out.",
-                "random_allocation",
+                f"participation and {'user_sampling' if self.personal is None else 'personal'}: both say who takes "
+                "part in a round; leave one out.",
+                "participation",
             )
+        if self.participation is not None and type(self.participation) in (Always, Poisson):
+            # One way to write a coin, so that equal methods have equal settings.
+            object.__setattr__(self, "user_sampling", self.participation.rate)
+            object.__setattr__(self, "participation", None)
         if self.verified is not None:
             self._check_verified()
 
@@ -178,7 +183,7 @@ class UldpAvg(base.Method):
             name
             for name, is_set in (
                 ("user_sampling", self.user_sampling != 1),
-                ("random_allocation", self.random_allocation is not None),
+                ("participation", self.participation is not None),
                 ("personal", self.personal is not None),
             )
             if is_set
@@ -331,16 +336,17 @@ class UldpAvg(base.Method):
         return problem
 
     @property
-    def common_sampling_rate(self) -> float | None:
-        """The probability q, 1/b of a random allocation; None where everyone has their own."""
-        if self._own_rates:
-            return None
-        return self.user_sampling if self.random_allocation is None else 1 / self.random_allocation
+    def participation_rule(self) -> Participation:
+        """The rule of `participation`, or that of `user_sampling`."""
+        if self.participation is not None:
+            return self.participation
+        # Persons with their own rates have coins, though of no common rate.
+        return Poisson(self.user_sampling) if self.user_sampling != 1 or self._own_rates else ALWAYS
 
     @property
-    def allocation_rounds(self) -> int | None:
-        """The number b of rounds of a random allocation."""
-        return None if self.random_allocation is None else int(self.random_allocation)
+    def common_sampling_rate(self) -> float | None:
+        """The rate of the rule; None where everyone has their own."""
+        return None if self._own_rates else self.participation_rule.rate
 
     def sampling_rates(self, population: roles.FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
@@ -430,19 +436,10 @@ class UldpAvg(base.Method):
             # One silo may carry a person's whole clip. Removing their records from the other silos raises the weight of
             # their update in a colluding silo, which knows it: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2 clips.
             hidden = share * math.sqrt(view.unknown_shares)
-            if is_silo and self.common_sampling_rate != 1 and not view.knows_sample:
-                if self.random_allocation is not None:  # replaced, and charged as if the round were seen
-                    view = replace(view, knows_sample=True)
-                else:
-                    return events.SampledReplacement(self.user_sampling, events.Gaussian(hidden))
-            seen = events.Gaussian(hidden / 2 if is_silo else hidden)
-        if self.allocation_rounds is not None:
-            is_first = bool(view.round % self.allocation_rounds == 0)
-            return events.RandomAllocation(self.allocation_rounds, seen, is_first, view.knows_sample)
-        if self.user_sampling == 1:
-            return seen
-        sampled = events.RevealedSample if view.knows_sample else events.PoissonSampled
-        return sampled(self.user_sampling, seen)
+            if is_silo:
+                return self.participation_rule.sample_replacement(events.Gaussian(hidden), view)
+            seen = events.Gaussian(hidden)
+        return self.participation_rule.sample_event(seen, view)
 
     def linkage_cases(self, event: events.Event, view: View) -> tuple[base.LinkageCase, ...]:
         """Return the cases of docs/privacy.md, section 10; every further id is another person, with another coin."""

@@ -213,9 +213,7 @@ def _solve(
         solvers["noise_multiplier"] = partial(find_noise, with_field("noise_multiplier"), *limits)
     solvers["rounds"] = partial(calibration.calibrate_rounds, in_first, *limits, most)
     sampling = [field for field in fields if field.endswith("_sampling")]
-    if (
-        method.allocation_rounds is not None
-    ):  # persons are not drawn by coins, so there is no probability to choose
+    if not method.participation_rule.drawn_by_coins:  # there is no probability to choose
         sampling.remove("user_sampling")
     for name in sampling:
         solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)

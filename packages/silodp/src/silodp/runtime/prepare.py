@@ -15,7 +15,7 @@ from silodp.accounting.accountant import (
     find_accountant,
     supports_all,
 )
-from silodp.accounting.events import Event, RandomAllocation, explain_not_private, list_nested
+from silodp.accounting.events import Event, ExtensionEvent, explain_not_private, list_nested
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.base import Aggregator, check_attempts, check_statements
@@ -27,6 +27,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS
 from silodp.methods.base import Method, supports
+from silodp.methods.participation import SampledRun
 from silodp.runtime.inspection import inspect_model
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
 from silodp.text import join_names, name_class
@@ -165,61 +166,31 @@ def assemble_spec(
         series=series,
         separate=separate,
     )
-    _check_allocation(spec)
+    if spec.has_plugins:
+        _check_period(spec)
+    method.participation_rule.check_run(
+        SampledRun(aggregator.name, aggregator.sampled_by, spec.rounds, len(spec.names), spec.min_silos)
+    )
     return spec
 
 
-def _check_allocation(spec: RunSpec) -> None:
-    """Refuse a random allocation that silos do not draw, or in which a participation might not be charged."""
-    rounds = spec.method.allocation_rounds
-    if spec.has_plugins:
-        _check_allocated_events(spec)
-    if rounds is None:
-        return
-    field, problem = "random_allocation", f"random_allocation = {rounds}"
-    if spec.aggregator.sampled_by != "silos":
-        raise SilodpError(
-            f"{problem} under '{spec.aggregator.name}': only silos draw allocations, and here they do not draw the "
-            f"sample; take user_sampling = {1 / rounds:g}, or aggregator = 'masked' (with uniform weights).",
-            code="argument.conflict",
-            field=field,
-        )
-    # A silo that missed the first round of an allocation would not have charged it; and the noise of a round must not
-    # depend on who answers it.
-    if spec.min_silos < len(spec.names):
-        raise SilodpError(
-            f"{problem} and min_silos = {spec.min_silos}: every silo must answer every round of an allocation; leave "
-            f"min_silos out, or take user_sampling = {1 / rounds:g}.",
-            code="argument.conflict",
-            field=field,
-        )
-    if left := spec.rounds % rounds:
-        _log.warning(
-            "%s and rounds = %d: the last allocation ends after %d of its %d rounds, so some persons are in none of "
-            "them, and ε counts it in full; take a multiple of %d",
-            problem, spec.rounds, left, rounds, rounds,
-        )  # fmt: skip
-
-
-def _check_allocated_events(spec: RunSpec) -> None:
+def _check_period(spec: RunSpec) -> None:
     """Refuse events of plug-ins that charge the rounds of an allocation differently: only the first one is paid for."""
-    rounds = spec.method.allocation_rounds
+    rounds = spec.method.participation_rule.period
 
-    def list_allocated(number: int) -> list[RandomAllocation]:
+    def list_allocated(number: int) -> list[ExtensionEvent]:
         nested = (inner for event in spec.round_events(None, number).values() for inner in list_nested(event))
-        return [inner for inner in nested if isinstance(inner, RandomAllocation)]
+        return [inner for inner in nested if isinstance(inner, ExtensionEvent)]
 
-    paid: list[RandomAllocation] = []
+    paid: list[ExtensionEvent] = []
     for number in range(spec.rounds):
-        found, place = list_allocated(number), number % (rounds or 1)
+        found, place = list_allocated(number), number % rounds
         paid = found if place == 0 else paid
-        if (found and rounds is None) or found != [
-            replace(event, rounds=rounds or 1, is_first=place == 0) for event in paid
-        ]:
+        if (found and rounds == 1) or found != [event.in_round(place, rounds) for event in paid]:
             raise SilodpError(
                 f"{name_class(type(spec.method))}: the event of round {number + 1} is none of its allocation: of the "
-                "rounds of a RandomAllocation the first one is paid for, so allocation_rounds must be theirs, and all "
-                "else in them the same.",
+                "rounds of a ExtensionEvent the first one is paid for, so the period of the participation must be "
+                "theirs, and all else in them the same.",
                 code="plugin.returned",
                 field="method",
             )

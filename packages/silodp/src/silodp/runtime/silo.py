@@ -301,7 +301,7 @@ class Silo:
             here = self._persons
             drawn[:] = False
             own = rates if isinstance(rates, float) else rates[here]
-            drawn[here] = self._get_coins().toss(round_, own, self._method.allocation_rounds)
+            drawn[here] = self._method.participation_rule.draw(self._get_coins(), round_, own)
         return drawn
 
     def _get_coins(self) -> PersonCoins:

@@ -40,34 +40,11 @@ def test_coins_are_those_of_the_definition():
         assert coins.toss(round_, rate).tolist() == expected
 
 
-def test_allocations_are_those_of_the_definition():
+def test_words_of_another_purpose_are_those_of_the_definition():
     known = [f"{number:05}" for number in range(200)]
     coins = PersonCoins(SECRET, "run", "profile", known)
-    for round_, b in ((0, 2), (7, 5), (10**6, 12)):
-        of_allocation = [
-            coin(SECRET, "run", "profile", one, round_ // b, "allocation") % b == round_ % b for one in known
-        ]
-        assert coins.toss(round_, 1 / b, b).tolist() == of_allocation
-
-
-@pytest.mark.parametrize("b", [2, 7, 60])
-def test_everyone_is_in_one_round_of_each_allocation(b):
-    persons = 20_000
-    coins = PersonCoins(SECRET, "run", "p", map(str, range(persons)))
-    drawn = np.array([coins.toss(round_, 1 / b, b) for round_ in range(3 * b)])
-    assert (drawn.reshape(3, b, persons).sum(axis=1) == 1).all()
-    # Each round is as likely as any other, and allocations are independent of each other and of single coins.
-    places = drawn.reshape(3, b, persons).argmax(axis=1)
-    for place in places:
-        assert stats.chisquare(np.bincount(place, minlength=b)).pvalue > 1e-6
-    for one, other in ((0, 1), (1, 2), (0, 2)):
-        same = int((places[one] == places[other]).sum())
-        assert stats.binomtest(same, persons, 1 / b).pvalue > 1e-6
-    both = int((drawn[0] & coins.toss(0, 0.5)).sum())
-    assert stats.binomtest(both, persons, 0.5 / b).pvalue > 1e-6
-    # A silo that holds the last person alone finds the same round.
-    alone = PersonCoins(SECRET, "run", "p", [str(persons - 1)])
-    assert [bool(alone.toss(round_, 1 / b, b)[0]) for round_ in range(3 * b)] == drawn[:, -1].tolist()
+    words = [coin(SECRET, "run", "profile", one, 7, "allocation") for one in known]
+    assert coins.draw("allocation", 7).tolist() == words
 
 
 def test_a_known_answer_stays():
@@ -75,8 +52,6 @@ def test_a_known_answer_stays():
     coins = PersonCoins(SECRET, "run", "", [str(number) for number in range(64)])
     found = np.packbits(coins.toss(3, 0.5)).tobytes().hex()
     assert found == "fde3718b3c613d9e"
-    allocated = np.packbits(coins.toss(3, 0.5, 2)).tobytes().hex()
-    assert allocated == "6bf2e9bbf86d3a4e"
 
 
 def test_silos_agree_on_the_persons_they_share():

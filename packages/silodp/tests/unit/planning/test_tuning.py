@@ -302,7 +302,7 @@ RESULT = {
         "local_epochs": None,
         "model": None,
     },
-    "left_out": ["random_allocation"],
+    "left_out": ["participation"],
     "default_kept": False,
     "dropped_weighting": None,
     "declined": None,
@@ -322,7 +322,7 @@ def test_the_printed_noise_is_never_less_than_the_chosen(sigma):
 
 def test_settings_that_are_not_tried_are_named():
     lines = format_tuning(RESULT | {"chosen": {**RESULT["chosen"], "noise_multiplier": 1.0}})
-    assert any("method.random_allocation" in line for line in lines)
+    assert any("method.participation" in line for line in lines)
 
 
 def test_tuning_needs_a_target_and_tables(tmp_path, silodp):

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from numpy.polynomial.hermite_e import hermegauss
 from scipy import special, stats
 
-from silodp.accounting import compute_delta, compute_epsilon, random_allocation, rdp
+from silodp._lazy import Registry
+from silodp.accounting import compute_delta, compute_epsilon, events, rdp
+from silodp.accounting.accountant import find_accountant
 from silodp.accounting.events import (
     Composed,
     Gaussian,
     Group,
     PoissonSampled,
-    RandomAllocation,
     RevealedSample,
     SelfComposed,
     Skellam,
@@ -31,9 +33,13 @@ from silodp.accounting.events import (
     replace_unit,
     reveal_samples,
 )
+from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
+from silodp_budgets import random_allocation
+from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
 
 DELTA = 1e-5
+SECRET = bytes(range(32))
 
 
 def gaussian_rdp(sigma):
@@ -134,7 +140,7 @@ def test_losses_of_two_rounds_are_those_of_their_integral(sigma):
     for epsilon in (0.0, 0.1, 0.5, 1.5):
         removed = float((weight * np.maximum(x - math.exp(epsilon), 0)).sum())
         added = float((weight * np.maximum(1 - math.exp(epsilon) * x, 0)).sum())
-        found = compute_delta([(RandomAllocation(2, Gaussian(sigma)), 1)], epsilon)
+        found = compute_delta([(AllocatedRelease(2, Gaussian(sigma)), 1)], epsilon)
         assert max(removed, added) * (1 - 1e-5) <= found <= max(removed, added) * 1.004 + 1e-9
 
 
@@ -172,7 +178,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("rounds", "times", "sigma", "upper", "lower"), OTHERS)
 def test_epsilon_lies_between_the_bounds_of_another_program(rounds, times, sigma, upper, lower):
-    charges = [(RandomAllocation(rounds // times, Gaussian(sigma)), times)]
+    charges = [(AllocatedRelease(rounds // times, Gaussian(sigma)), times)]
     epsilon = compute_epsilon(charges, DELTA)
     assert lower < epsilon < upper
     assert epsilon < compute_epsilon([(PoissonSampled(times / rounds, Gaussian(sigma)), rounds)], DELTA)
@@ -181,31 +187,31 @@ def test_epsilon_lies_between_the_bounds_of_another_program(rounds, times, sigma
 
 def test_integer_noise_costs_as_gaussian_noise_by_orders():
     gaussian, integer = (
-        compute_epsilon([(RandomAllocation(10, release), 2)], DELTA, "rdp")
+        compute_epsilon([(AllocatedRelease(10, release), 2)], DELTA, "rdp")
         for release in (Gaussian(2.0), Skellam(2.0, 2**16, 1000))
     )
     assert gaussian <= integer <= gaussian * 1.0001
-    coarse = compute_epsilon([(RandomAllocation(10, Skellam(2.0, 4, 1000)), 2)], DELTA, "rdp")
+    coarse = compute_epsilon([(AllocatedRelease(10, Skellam(2.0, 4, 1000)), 2)], DELTA, "rdp")
     assert coarse > integer * 1.01
 
 
 def test_more_rounds_share_the_cost_and_more_allocations_add_to_it():
     for accountant in ("pld", "rdp"):
         found = [
-            compute_epsilon([(RandomAllocation(b, Gaussian(1.5)), 1)], DELTA, accountant)
+            compute_epsilon([(AllocatedRelease(b, Gaussian(1.5)), 1)], DELTA, accountant)
             for b in (1, 2, 5, 20, 100)
         ]
         assert found == sorted(found, reverse=True)
         assert found[0] == compute_epsilon([(Gaussian(1.5), 1)], DELTA, accountant)
         again = [
-            compute_epsilon([(RandomAllocation(5, Gaussian(1.5)), n)], DELTA, accountant) for n in range(4)
+            compute_epsilon([(AllocatedRelease(5, Gaussian(1.5)), n)], DELTA, accountant) for n in range(4)
         ]
         assert again == sorted(again)
         assert again[0] == 0
 
 
 def test_the_first_round_bears_the_cost_of_all():
-    first, later = RandomAllocation(5, Gaussian(2.0)), RandomAllocation(5, Gaussian(2.0), is_first=False)
+    first, later = AllocatedRelease(5, Gaussian(2.0)), AllocatedRelease(5, Gaussian(2.0), is_first=False)
     one = compute_epsilon([(first, 1)], DELTA)
     assert compute_epsilon([(later, 4)], DELTA) == 0
     assert compute_epsilon([(first, 1), (later, 4)], DELTA) == one
@@ -214,14 +220,14 @@ def test_the_first_round_bears_the_cost_of_all():
     # A later round is charged in full where it is released again.
     assert remove_amplification(later) == remove_amplification(first) == Gaussian(2.0)
     # A parameter out of range is refused in a round that costs nothing, too.
-    for event in (RandomAllocation(0, Gaussian(2.0), is_first=False), RandomAllocation(2.5, Gaussian(2.0))):
+    for event in (AllocatedRelease(0, Gaussian(2.0), is_first=False), AllocatedRelease(2.5, Gaussian(2.0))):
         with pytest.raises(SilodpError, match="rounds is"):
             compute_epsilon([(event, 1)], DELTA)
-    assert compute_epsilon([(RandomAllocation(5, Gaussian(0.0)), 1)], DELTA) == math.inf
+    assert compute_epsilon([(AllocatedRelease(5, Gaussian(0.0)), 1)], DELTA) == math.inf
 
 
 def test_whoever_sees_the_round_is_charged_one_release_for_all():
-    event = RandomAllocation(5, Gaussian(2.0))
+    event = AllocatedRelease(5, Gaussian(2.0))
     seen = reveal_samples(event)
     assert compute_epsilon([(seen, 3)], DELTA) == compute_epsilon([(Gaussian(2.0), 3)], DELTA)
     # With a coin for each round, a unit may be drawn more often.
@@ -233,12 +239,12 @@ def test_whoever_sees_the_round_is_charged_one_release_for_all():
 
 
 def test_it_composes_with_other_steps_and_is_stored():
-    event = RandomAllocation(5, Gaussian(2.0))
+    event = AllocatedRelease(5, Gaussian(2.0))
     for accountant in ("pld", "rdp"):
         alone = compute_epsilon([(event, 2)], DELTA, accountant)
         mixed = compute_epsilon([(Composed((SelfComposed(event, 2), Gaussian(4.0))), 1)], DELTA, accountant)
         assert alone < mixed < alone + compute_epsilon([(Gaussian(4.0), 1)], DELTA / 2, accountant) + 1
-    for one in (event, RandomAllocation(7, Skellam(1.0, 100, 5), is_first=False, is_seen=True)):
+    for one in (event, AllocatedRelease(7, Skellam(1.0, 100, 5), is_first=False, is_seen=True)):
         stored = json.loads(json.dumps(event_to_dict(one)))
         assert event_from_dict(stored) == one
     with pytest.raises(SilodpError, match="no rule for a Group"):
@@ -249,7 +255,7 @@ def test_it_composes_with_other_steps_and_is_stored():
 @pytest.mark.parametrize("b", [2, 5000])
 def test_extreme_settings_have_a_bound(b, sigma):
     for accountant in ("pld", "rdp"):
-        epsilon = compute_epsilon([(RandomAllocation(b, Gaussian(sigma)), 3)], DELTA, accountant)
+        epsilon = compute_epsilon([(AllocatedRelease(b, Gaussian(sigma)), 3)], DELTA, accountant)
         one = compute_epsilon([(Gaussian(sigma), 3)], DELTA, accountant)
         # Orders below 2, which are the best for an ε in the hundreds, are bounded by those at 2.
         assert 0 <= epsilon <= one * (1.01 if accountant == "pld" else 1.6) + 1e-6
@@ -262,12 +268,12 @@ def test_many_rounds_cost_what_their_chi_squared_says(sigma):
     leading = math.expm1(sigma**-2) / b * np.array([1.0, 6.0])
     assert (moments <= 1.1 * leading + 1e-9).all()
     # The law keeps its grid when it narrows: the cost of a thousand allocations falls with b.
-    few, many = (compute_epsilon([(RandomAllocation(n, Gaussian(2.0)), 1000)], DELTA) for n in (b // 100, b))
+    few, many = (compute_epsilon([(AllocatedRelease(n, Gaussian(2.0)), 1000)], DELTA) for n in (b // 100, b))
     assert many < few / 8
 
 
 def test_orders_between_integers_are_bounded_by_their_neighbors():
-    event = RandomAllocation(10, Gaussian(2.0))
+    event = AllocatedRelease(10, Gaussian(2.0))
     orders = (1.5, 2.0, 2.5, 3.0, 256.0, 512.0)
     rho = rdp.compute_rdp(event, orders)
     moments = (np.array(orders) - 1) * rho
@@ -276,3 +282,63 @@ def test_orders_between_integers_are_bounded_by_their_neighbors():
     # Beyond the orders that are computed, one release covers all.
     assert rho[5] == 512 / (2 * 2.0**2)
     assert rho[4] < 256 / (2 * 2.0**2)
+
+
+# --- Who takes part, and which events are trusted ---
+
+
+@pytest.mark.parametrize("b", [2, 7, 60])
+def test_everyone_is_in_one_round_of_each_allocation(b):
+    persons = 20_000
+    coins = PersonCoins(SECRET, "run", "p", map(str, range(persons)))
+    drawn = np.array([RandomAllocation(b).draw(coins, round_, 1 / b) for round_ in range(3 * b)])
+    assert (drawn.reshape(3, b, persons).sum(axis=1) == 1).all()
+    # Each round is as likely as any other, and allocations are independent of each other and of single coins.
+    places = drawn.reshape(3, b, persons).argmax(axis=1)
+    for place in places:
+        assert stats.chisquare(np.bincount(place, minlength=b)).pvalue > 1e-6
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        same = int((places[one] == places[other]).sum())
+        assert stats.binomtest(same, persons, 1 / b).pvalue > 1e-6
+    both = int((drawn[0] & coins.toss(0, 0.5)).sum())
+    assert stats.binomtest(both, persons, 0.5 / b).pvalue > 1e-6
+    # A silo that holds the last person alone finds the same round.
+    alone = PersonCoins(SECRET, "run", "p", [str(persons - 1)])
+    assert [bool(RandomAllocation(b).draw(alone, round_, 1 / b)[0]) for round_ in range(3 * b)] == drawn[
+        :, -1
+    ].tolist()
+
+
+def test_the_places_of_persons_are_known_answers():
+    coins = PersonCoins(SECRET, "run", "", [str(number) for number in range(64)])
+    for round_, b in ((0, 2), (7, 5), (10**6, 12)):
+        words = coins.draw("allocation", round_ // b).tolist()
+        assert RandomAllocation(b).draw(coins, round_, 1 / b).tolist() == [
+            word % b == round_ % b for word in words
+        ]
+    allocated = np.packbits(RandomAllocation(2).draw(coins, 3, 0.5)).tobytes().hex()
+    assert allocated == "6bf2e9bbf86d3a4e"
+
+
+@dataclass(frozen=True)
+class Free(AllocatedRelease):
+    """An event of a stranger that costs nothing."""
+
+    def simplify(self, release):
+        return None
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_an_event_of_a_stranger_has_no_cost(accountant):
+    with pytest.raises(SilodpError) as raised:
+        compute_epsilon([(Free(5, Gaussian(2.0)), 1)], DELTA, accountant)
+    assert raised.value.code == "accounting.event"
+    assert not find_accountant("pld").supports(Free(5, Gaussian(2.0)))
+
+
+def test_a_stored_event_without_its_package_is_refused(monkeypatch):
+    stored = event_to_dict(AllocatedRelease(5, Gaussian(2.0)))
+    monkeypatch.setattr(events, "EVENTS", Registry("nothing", {}))
+    with pytest.raises(SilodpError) as raised:
+        event_from_dict(stored)
+    assert raised.value.code == "extension.missing"

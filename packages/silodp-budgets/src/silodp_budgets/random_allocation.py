@@ -1,4 +1,4 @@
-"""What `RandomAllocation` costs: the unit is in exactly one of b releases, drawn at random, and nobody sees which.
+"""Random allocation: everyone is in exactly one round of each b, drawn at random; how silos draw, and what it costs.
 
 P = (P₁+…+P_b)/b is the world with the unit, where P_i has it in release i, and Q the world without. With Y_i the
 likelihood ratio of release i, given the releases before it, X = dP/dQ = (Y₁+…+Y_b)/b. Removing the unit costs
@@ -11,16 +11,35 @@ losses. The bound for adding the unit, and that spreading X over a grid is safe:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+
+from silodp._lazy import LazyModule
+from silodp.accounting import events
+from silodp.accounting.events import Additive, Event, ExtensionEvent, Gaussian, Mechanism
+from silodp.accounting.views import View
+from silodp.errors import SilodpError
+from silodp.methods.participation import Participation, SampledRun
+from silodp.settings import Whole
+
+if TYPE_CHECKING:
+    from scipy import special
+
+    from silodp.accounting import pld, rdp
+    from silodp.crypto.sampling import PersonCoins
+else:  # a second to import, and a configuration needs none of them
+    special = LazyModule("scipy.special")
+    pld, rdp = (LazyModule(f"silodp.accounting.{name}") for name in ("pld", "rdp"))
 
 Array = NDArray[np.float64]
+_log = logging.getLogger(__name__)
 
 MAX_ORDER = 256
 """The largest order at which less than one release is charged: the time grows with its square."""
@@ -35,6 +54,151 @@ _REACH = 9.0  # standard deviations of noise within which all but 1e-18 lies
 _TAIL = 1e-17  # mass cut off at either end of a law, and charged as lost
 _POINTS_PER_SPREAD = 32  # of the grid that a law is spread over
 _MAX_POINTS = 2500  # of such a grid: where it is coarser, ε is larger
+
+
+# --- Who takes part ---
+
+
+@dataclass(frozen=True)
+class RandomAllocation(Participation):
+    """Everyone takes part in exactly one round, drawn at random, of each b rounds.
+
+    Attributes:
+        rounds: The number b of rounds of an allocation.
+
+    Source: Feldman and Shenfeld 2025 (Privacy amplification by random allocation).
+    """
+
+    rounds: Annotated[int, Whole(2)]
+
+    @property
+    def rate(self) -> float:
+        """1/b."""
+        return 1 / self.rounds
+
+    @property
+    def period(self) -> int:
+        """The rounds of an allocation, of which the first one bears the cost of all."""
+        return int(self.rounds)
+
+    def draw(self, coins: PersonCoins, round_: int, rates: float | NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Draw who takes part, by one coin for each allocation; each round has a probability within 2⁻⁶⁴ of 1/b."""
+        allocation, place = divmod(round_, self.period)
+        taking_part: NDArray[np.bool_] = (
+            coins.draw("allocation", allocation) % np.uint64(self.period) == place
+        )
+        return taking_part
+
+    def sample_event(self, release: Additive, view: View) -> Event:
+        """Return the event of a round of an allocation."""
+        is_first = bool(view.round % self.period == 0)
+        return AllocatedRelease(self.period, release, is_first, view.knows_sample)
+
+    def check_run(self, run: SampledRun) -> None:
+        """Refuse a run whose silos do not draw the sample, or in which a participation might not be charged."""
+        super().check_run(run)
+        # A silo that missed the first round of an allocation would not have charged it; and the noise of a round must
+        # not depend on who answers it.
+        if run.min_silos < run.silos:
+            raise self._conflict_error(
+                f"and min_silos = {run.min_silos}: every silo must answer every round of an allocation; leave "
+                f"min_silos out, or take user_sampling = {self.rate:g}"
+            )
+        if left := run.rounds % self.period:
+            _log.warning(
+                "participation = %r and rounds = %d: the last allocation ends after %d of its %d rounds, so some "
+                "persons are in none of them, and ε counts it in full; take a multiple of %d",
+                self, run.rounds, left, self.period, self.period,
+            )  # fmt: skip
+
+    def measure_sample(self, drawn: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the share of units that are in exactly one round of each allocation that has ended."""
+        count = len(drawn) // self.period
+        blocks = drawn[: count * self.period].reshape(count, self.period, -1)
+        return {"in one round of each allocation": float((blocks.sum(axis=1) == 1).mean()) if count else 1.0}
+
+
+# --- The event ---
+
+
+@dataclass(frozen=True)
+class AllocatedRelease(ExtensionEvent):
+    """One round of a random allocation: the unit is in exactly one of some consecutive rounds, drawn at random.
+
+    Every round of an allocation is charged this event. The first one bears the cost of all, so that no later round can
+    be charged to another allocation; the others cost nothing.
+
+    Attributes:
+        rounds: The number b of rounds of an allocation.
+        event: The release of a round, with the unit in it.
+        is_first: Whether this is the first round of its allocation.
+        is_seen: Whether the adversary sees who is in which round.
+
+    Source: Feldman and Shenfeld 2025 (Privacy amplification by random allocation).
+    """
+
+    rounds: int
+    event: Additive
+    is_first: bool = True
+    is_seen: bool = False
+
+    kind: ClassVar[str] = "RandomAllocation"
+
+    def check(self) -> None:
+        """Refuse a number of rounds that is none."""
+        if not 1 <= self.rounds <= 10**9 or self.rounds != int(self.rounds):
+            raise SilodpError(
+                f"rounds is {self.rounds!r}: it must be a whole number from 1 to 10⁹.",
+                code="argument.value",
+                field="rounds",
+            )
+
+    def simplify(self, release: Additive) -> Mechanism | None:
+        """Return nothing for later rounds: the first bears the cost of all; where it is seen, that of one release."""
+        if not self.is_first:
+            return None
+        return release if self.rounds == 1 or self.is_seen else AllocatedRelease(int(self.rounds), release)
+
+    def reveal_sample(self) -> Self:
+        """Return the event against an adversary who sees the rounds."""
+        return replace(self, is_seen=True)
+
+    def replace_unit(self) -> Self:
+        """Return the event as if the round were seen, which costs no less."""
+        return replace(self, event=events.multiply_shift(self.event, 2), is_seen=True)
+
+    def in_round(self, place: int, period: int) -> Self:
+        """Return the event of another round of the same allocation."""
+        return replace(self, rounds=period, is_first=place == 0)
+
+    def alone(self) -> Event:
+        """Return what one round releases by itself: that a unit is in no second one is not used."""
+        coin = events.RevealedSample if self.is_seen else events.PoissonSampled
+        return coin(1 / self.rounds, self.event)
+
+    def bound_moments(self, orders: Array) -> Array:
+        """Bound (α−1)ρ(α) of all rounds at integer orders."""
+        return compute_moments(self.rounds, partial(rdp.compute_release_rdp, self.event), orders)
+
+    def compute_losses(self, grid: float) -> tuple[pld.Losses, ...]:
+        """Return the losses ln x of removing the unit, under P, and −ln x of adding it, under Q."""
+        sigma = self.event.noise_multiplier  # type: ignore[union-attr]  # of Gaussian noise: `pld` asks for no other
+        if sigma < LEAST_NOISE:
+            return pld.compute_losses(self.event, grid)
+        law = allocate_gaussian(self.rounds, sigma)
+        lowest, masses, above = law.spread(grid)
+        # What rounding lost of either world counts as lost.
+        lost = [1.0 - float(above.sum()), 1.0 - float(masses.sum())]
+        infinite = [max(lost[0], law.infinite), max(lost[1], law.zero)]
+        removed = pld.Losses(grid, lowest, above, infinite[0])
+        return removed, pld.Losses(grid, 1 - lowest - len(masses), masses[::-1], infinite[1])
+
+    def estimate_spread(self) -> float:
+        """Estimate the standard deviation of the loss: by χ², or as for a coin that is seen."""
+        sigma = self.event.noise_multiplier  # type: ignore[union-attr]
+        chi_squared = math.expm1(min(sigma**-2, 700.0)) / self.rounds
+        seen = pld.estimate_spread(events.RevealedSample(1.0, Gaussian(sigma)))
+        return min(seen, math.sqrt(chi_squared))
 
 
 # --- Rényi orders ---
