@@ -105,6 +105,8 @@ def refuse_malformed(message: str | Callable[[Exception], str], *, code: str) ->
     try:
         yield
     except MALFORMED as error:
+        if isinstance(error, SilodpError) and error.code == "extension.missing":
+            raise  # the file is sound, and read where a package is not installed
         # `from None`: the chain of exceptions would show what a damaged file holds.
         text = message if isinstance(message, str) else message(error)
         raise SilodpError(text, code=code) from None
