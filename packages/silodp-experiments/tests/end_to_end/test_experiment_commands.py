@@ -154,7 +154,13 @@ def test_methods_from_files_are_compared(
         "aggregation": {"trim": 1},
         "accountant": "few_orders.py:FewOrders",
         "data": {"source": "dosage.py:DOSAGE", "users": 15},
-        "method": {"name": OWN, "noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.1}, **method},
+        "method": {
+            "name": OWN,
+            "noise_multiplier": 5.0,
+            "clip": 0.1,
+            "local": {"learning_rate": 0.1},
+            **method,
+        },
         "methods": {OWN: {"quantile": 0.9}},
     }
     config = tmp_path / "own.toml"
