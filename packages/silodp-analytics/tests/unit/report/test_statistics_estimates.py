@@ -20,6 +20,7 @@ from silodp_analytics.statistics.report.estimates import (
     suggest_mean_range,
 )
 from silodp_analytics.statistics.report.figures import find_bars
+from silodp_analytics.statistics.statistic import read_table
 from support.wards import TIMES, draw_wards
 
 SEEDS = 400
@@ -154,7 +155,7 @@ def test_a_count_is_never_negative_and_shown_only_above_its_noise() -> None:
 
 def test_counts_that_do_not_fit_their_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="cells"):
-        NoisyTable("mean", "age", (1.0, 2.0), 1.0, (0.0, 1.0))
+        read_table(NoisyTable("mean", "age", (1.0, 2.0), 1.0, (0.0, 1.0)))
 
 
 def test_a_narrower_range_is_suggested_where_the_declared_one_drowns_a_mean() -> None:
