@@ -52,16 +52,12 @@ TESTS = [
     "unit/accounting",
     "unit/mechanisms",
     "unit/aggregators",
-    "unit/methods/test_distributed.py",
     "unit/crypto/test_secure_aggregation.py",
-    "unit/crypto/test_keys.py",
     "attacks/test_gate.py",
-    "attacks/test_wire_attacks.py",
     "attacks/test_sessions.py",
-    "attacks/test_extreme_inputs.py",
-    "attacks/test_composed_models.py",
+    "attacks/test_wire_attacks.py",
 ]
-MOST_CASES, MOST_TESTS, MOST_SECONDS = 2, 20, 40.0
+LONGEST, MOST_TESTS, MOST_SECONDS = 3.0, 20, 40.0
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 COMPARISONS |= {new: old for old, new in COMPARISONS.items()}
@@ -225,12 +221,16 @@ def choose_tests(mutant: Mutant, lines: dict[str, list[str]], seconds: dict[str,
     return chosen
 
 
+def give_up(*signal: Any) -> None:
+    """End a test that takes too long to be tried with mutants."""
+    raise TimeoutError
+
+
 class Trial:
     """Tries a sample of mutants of a tree, in place of pytest's loop over the tests."""
 
-    def __init__(self, core: Path, work: Path, files: list[str], mutants: list[Mutant]) -> None:
-        self.core, self.work, self.files, self.mutants = core, work, files, mutants
-        self.used: dict[str, float] = {}
+    def __init__(self, core: Path, work: Path, files: list[str], mutants: list[Mutant], end: float) -> None:
+        self.core, self.work, self.files, self.mutants, self.end = core, work, files, mutants, end
         self.failed: set[str] = set()
         self.functions = defaultdict[tuple[str, str, int], list[FunctionType]](list)
         self.items: dict[str, pytest.Item] = {}
@@ -244,7 +244,7 @@ class Trial:
         hypothesis.settings.load_profile("mutants")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember a failure, or a test that was left out, and the time used."""
+        """Remember a failure, or a test that was left out."""
         if report.failed or report.skipped:
             self.failed.add(report.nodeid)
 
@@ -271,6 +271,8 @@ class Trial:
         left = [mutant for mutant in self.mutants if mutant.tests]
         while left:
             for number, mutant in enumerate(left, 1):
+                if time.monotonic() > self.end:
+                    break
                 self.try_out(mutant, stored["seconds"])
                 print(f"{number}/{len(left)}", mutant.outcome, describe(mutant), mutant.killer, flush=True)
             killers = {mutant.killer for mutant in left} - {""}
@@ -286,16 +288,20 @@ class Trial:
         measured = coverage.Coverage(
             data_file=None, include=[str(self.core / name) for name in self.files], config_file=False
         )
-        cases = defaultdict(list)
-        for test in self.items:
-            cases[test.split("[")[0]].append(test)
-        tests = [test for group in cases.values() for test in group[:: -(-len(group) // MOST_CASES)]]
+        first = {test.split("[")[0]: test for test in reversed(self.items)}  # one case of each test
+        tests = [test for test in self.items if test in first.values()]
+        signal.signal(signal.SIGPROF, give_up)
         seconds = {}
         measured.start()
         for test, after in zip(tests, [*tests[1:], None], strict=True):
             measured.switch_context(test)
             start = time.process_time()
-            self.run([test], after)
+            signal.setitimer(signal.ITIMER_PROF, LONGEST)
+            try:
+                self.run([test], after)
+            except TimeoutError:  # between two phases of the test
+                self.failed.add(test)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             seconds[test] = time.process_time() - start
         measured.stop()
         data = measured.get_data()
@@ -343,7 +349,7 @@ def print_table(mutants: list[Mutant]) -> None:
     folders = sorted({mutant.file.split("/")[0] for mutant in mutants})
     for folder in [*folders, "all"]:
         counts = Counter(mutant.outcome for mutant in mutants if folder in (mutant.file.split("/")[0], "all"))
-        score = (counts["killed"] + counts["timed out"]) / max(counts.total(), 1)
+        score = (counts["killed"] + counts["timed out"]) / max(counts.total() - counts["not tried"], 1)
         print(
             f"{folder:24}{counts.total():9}"
             + "".join(f"{counts[name]:13}" for name in outcomes)
@@ -361,6 +367,7 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int, default=300, help="number of mutants (default: 300)")
     parser.add_argument("--work", type=Path, help="a folder that keeps which tests run which lines")
+    parser.add_argument("--minutes", type=float, default=600, help="no mutant is tried later (default: 600)")
     parser.add_argument("--only", nargs="*", help="digests of the mutants to try, in place of the sample")
     parser.add_argument(
         "--compare", type=Path, help="the --json of another tree: the mutants of both are counted, too"
@@ -384,7 +391,9 @@ def main() -> None:
     roots = [*sorted(tree.glob("packages/*/tests")), tree / "tests"]
     tests = [str(root / name) for root in roots for name in TESTS if (root / name).exists()]
     plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-s", "--timeout=60", f"--basetemp={work}/tests"]
-    pytest.main([*tests, *plain], plugins=[Trial(core, work, files, chosen)])
+    pytest.main(
+        [*tests, *plain], plugins=[Trial(core, work, files, chosen, time.monotonic() + 60 * options.minutes)]
+    )
     if out:
         out.write_text(json.dumps([asdict(each) | {"path": None, "lines": None} for each in chosen]))
     print_table(chosen)
