@@ -57,7 +57,7 @@ TESTS = [
     "attacks/test_sessions.py",
     "attacks/test_wire_attacks.py",
 ]
-LONGEST, MOST_TESTS, MOST_SECONDS = 3.0, 20, 40.0
+LONGEST, MOST_TESTS, MOST_SECONDS = 1.5, 20, 40.0
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 COMPARISONS |= {new: old for old, new in COMPARISONS.items()}
@@ -229,8 +229,11 @@ def give_up(*signal: Any) -> None:
 class Trial:
     """Tries a sample of mutants of a tree, in place of pytest's loop over the tests."""
 
-    def __init__(self, core: Path, work: Path, files: list[str], mutants: list[Mutant], end: float) -> None:
+    def __init__(
+        self, core: Path, work: Path, files: list[str], mutants: list[Mutant], end: float, most: float
+    ) -> None:
         self.core, self.work, self.files, self.mutants, self.end = core, work, files, mutants, end
+        self.most = most
         self.failed: set[str] = set()
         self.functions = defaultdict[tuple[str, str, int], list[FunctionType]](list)
         self.items: dict[str, pytest.Item] = {}
@@ -289,11 +292,19 @@ class Trial:
             data_file=None, include=[str(self.core / name) for name in self.files], config_file=False
         )
         first = {test.split("[")[0]: test for test in reversed(self.items)}  # one case of each test
-        tests = [test for test in self.items if test in first.values()]
+        turns = Counter[str]()
+        order = []
+        for test in self.items:
+            if test in first.values():
+                turns[file := test.split("::")[0]] += 1
+                order.append((turns[file], len(order), test))
+        tests = [test for _, _, test in sorted(order)]  # of each file in turn
         signal.signal(signal.SIGPROF, give_up)
-        seconds = {}
+        seconds: dict[str, float] = {}
         measured.start()
         for test, after in zip(tests, [*tests[1:], None], strict=True):
+            if sum(seconds.values()) > self.most:
+                break
             measured.switch_context(test)
             start = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, LONGEST)
@@ -367,6 +378,9 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int, default=300, help="number of mutants (default: 300)")
     parser.add_argument("--work", type=Path, help="a folder that keeps which tests run which lines")
+    parser.add_argument(
+        "--measure", type=float, default=600, help="CPU seconds of tests that are used (default: 600)"
+    )
     parser.add_argument("--minutes", type=float, default=600, help="no mutant is tried later (default: 600)")
     parser.add_argument("--only", nargs="*", help="digests of the mutants to try, in place of the sample")
     parser.add_argument(
@@ -392,7 +406,8 @@ def main() -> None:
     tests = [str(root / name) for root in roots for name in TESTS if (root / name).exists()]
     plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-s", "--timeout=60", f"--basetemp={work}/tests"]
     pytest.main(
-        [*tests, *plain], plugins=[Trial(core, work, files, chosen, time.monotonic() + 60 * options.minutes)]
+        [*tests, *plain],
+        plugins=[Trial(core, work, files, chosen, time.monotonic() + 60 * options.minutes, options.measure)],
     )
     if out:
         out.write_text(json.dumps([asdict(each) | {"path": None, "lines": None} for each in chosen]))
