@@ -310,8 +310,9 @@ class Trial:
             signal.setitimer(signal.ITIMER_PROF, LONGEST)
             try:
                 self.run([test], after)
-            except TimeoutError:  # between two phases of the test
+            except Exception:  # given up between two phases of the test
                 self.failed.add(test)
+                self.items[test].session._setupstate.teardown_exact(None)
             signal.setitimer(signal.ITIMER_PROF, 0)
             seconds[test] = time.process_time() - start
         measured.stop()
@@ -404,7 +405,16 @@ def main() -> None:
     print(f"{len(chosen)} of {len(mutants)} mutants", flush=True)
     roots = [*sorted(tree.glob("packages/*/tests")), tree / "tests"]
     tests = [str(root / name) for root in roots for name in TESTS if (root / name).exists()]
-    plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-s", "--timeout=60", f"--basetemp={work}/tests"]
+    plain = [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-s",
+        "--tb=native",
+        "--timeout=60",
+        f"--basetemp={work}/tests",
+    ]
     pytest.main(
         [*tests, *plain],
         plugins=[Trial(core, work, files, chosen, time.monotonic() + 60 * options.minutes, options.measure)],
