@@ -293,7 +293,7 @@ class Trial:
         )
         first = {test.split("[")[0]: test for test in reversed(self.items)}  # one case of each test
         turns = Counter[str]()
-        order = []
+        order: list[tuple[int, int, str]] = []
         for test in self.items:
             if test in first.values():
                 turns[file := test.split("::")[0]] += 1

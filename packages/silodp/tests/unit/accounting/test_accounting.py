@@ -28,6 +28,7 @@ from silodp.accounting.events import (
     Skellam,
     WorstOf,
 )
+from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.steps import flatten_event
 from silodp.errors import SilodpError
@@ -565,3 +566,20 @@ def test_the_orders_are_those_of_the_library_and_more():
 def test_noise_beyond_any_use_has_a_bound(sigma: float, accountant: str) -> None:
     for release in (Gaussian(sigma), PoissonSampled(0.1, Gaussian(sigma))):
         assert 0 <= compute_epsilon([(release, 10)], 1e-5, accountant) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [
+        (0.7030001, "0.704"),
+        (12.3401, "12.341"),
+        (0.012301, "0.0124"),
+        (0.1, "0.1"),
+        (1.2301e-7, "1.24e-07"),
+        (1_230_001.0, "1.24e+06"),
+        (0.0, "0"),
+        (math.inf, "none"),
+    ],
+)
+def test_a_shown_epsilon_is_rounded_up(epsilon, shown):
+    assert format_epsilon(epsilon) == shown
