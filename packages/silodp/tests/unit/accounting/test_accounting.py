@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from silodp.accounting import pld, rdp, steps
-from silodp.accounting.accountant import compute_delta, compute_epsilon, find_accountant
+from silodp.accounting.accountant import bound_likelier, compute_delta, compute_epsilon, find_accountant
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -583,3 +583,9 @@ def test_noise_beyond_any_use_has_a_bound(sigma: float, accountant: str) -> None
 )
 def test_a_shown_epsilon_is_rounded_up(epsilon, shown):
     assert format_epsilon(epsilon) == shown
+
+
+def test_of_one_delta_for_all_epsilon_the_largest_part_bounds_best():
+    """With δ(ε) = 0.1 the bound is 0.1/(1 − e^(−x)), the smallest of which is that of x = ε."""
+    assert bound_likelier(lambda epsilon: 0.1, 1.0) == pytest.approx(0.1 / (1 - math.exp(-1)), rel=1e-12)
+    assert bound_likelier(lambda epsilon: 0.1, 0.0) == 1
