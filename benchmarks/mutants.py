@@ -20,6 +20,7 @@ import ast
 import functools
 import gc
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -255,6 +256,10 @@ class Trial:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try the mutants."""
         self.items = {item.nodeid: item for item in session.items}
+        for file in self.files:  # some are imported only when they are needed
+            importlib.import_module(
+                "silodp." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            )
         for thing in gc.get_objects():
             if type(thing) is FunctionType:
                 code = thing.__code__
@@ -338,9 +343,13 @@ class Trial:
         """Put a mutant into the functions of a fork, run its tests there, and note the outcome."""
 
         def act() -> int:
+            found = False
             for code in list_codes(compile_mutant(mutant, self.core / mutant.file)):
                 for function in self.functions[code.co_filename, code.co_qualname, code.co_firstlineno]:
+                    found |= code != function.__code__
                     function.__code__ = code
+            if not found:
+                raise LookupError(mutant)
             return self.run(mutant.tests)
 
         (self.work / "killer").write_text("")
