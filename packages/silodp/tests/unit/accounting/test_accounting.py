@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from silodp.accounting import pld, rdp, steps
-from silodp.accounting.accountant import compute_delta, compute_epsilon, find_accountant
+from silodp.accounting.accountant import bound_likelier, compute_delta, compute_epsilon, find_accountant
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -28,6 +28,7 @@ from silodp.accounting.events import (
     Skellam,
     WorstOf,
 )
+from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.steps import flatten_event
 from silodp.errors import SilodpError
@@ -565,3 +566,26 @@ def test_the_orders_are_those_of_the_library_and_more():
 def test_noise_beyond_any_use_has_a_bound(sigma: float, accountant: str) -> None:
     for release in (Gaussian(sigma), PoissonSampled(0.1, Gaussian(sigma))):
         assert 0 <= compute_epsilon([(release, 10)], 1e-5, accountant) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [
+        (0.7030001, "0.704"),
+        (12.3401, "12.341"),
+        (0.012301, "0.0124"),
+        (0.1, "0.1"),
+        (1.2301e-7, "1.24e-07"),
+        (1_230_001.0, "1.24e+06"),
+        (0.0, "0"),
+        (math.inf, "none"),
+    ],
+)
+def test_a_shown_epsilon_is_rounded_up(epsilon, shown):
+    assert format_epsilon(epsilon) == shown
+
+
+def test_of_one_delta_for_all_epsilon_the_largest_part_bounds_best():
+    """With δ(ε) = 0.1 the bound is 0.1/(1 − e^(−x)), the smallest of which is that of x = ε."""
+    assert bound_likelier(lambda epsilon: 0.1, 1.0) == pytest.approx(0.1 / (1 - math.exp(-1)), rel=1e-12)
+    assert bound_likelier(lambda epsilon: 0.1, 0.0) == 1

@@ -46,6 +46,14 @@ def test_the_bound_lies_just_above_the_true_divergence(units, sigma):
             assert bound <= 1.6 * true
 
 
+def test_the_bound_is_that_of_the_theorem():
+    """Worked out by hand: α/(2σ²), and the smaller of two terms; the first with s = 4, σ = 2, then that with s = 1."""
+    assert compute_rdp(Skellam(2.0, 4, 100), (2.0,)) == pytest.approx(
+        [1 / 4 + 3 / 1024 + 12 / 2048], rel=1e-12
+    )
+    assert compute_rdp(Skellam(0.5, 1, 100), (2.0,)) == pytest.approx([4 + 6], rel=1e-12)
+
+
 @pytest.mark.parametrize("q", [0.05, 0.3, 0.8])
 def test_the_sampled_bound_holds_in_both_directions(q):
     sigma, units = 1.5, 3
