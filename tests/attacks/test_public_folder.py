@@ -248,9 +248,11 @@ def test_the_walk_over_the_declarations_finds_the_fields_that_name_code(
         "callbacks.*.name",
         "data.source",
         "method.name",
+        "method.participation.name",
         "method.server_optimizer.name",
         'method.server_optimizer.name="tail-average".last=1.optimizer.name',
         "methods.<name>",
+        "methods.uldp-avg.participation.name",
         "methods.uldp-avg.server_optimizer.name",
         'methods.uldp-avg.server_optimizer.name="tail-average".last=1.optimizer.name',
         "task.loss",
@@ -293,6 +295,7 @@ ENTRY_POINTS = {
     "aggregator": "aggregators",
     "data.source": "datasets",
     "method.name": "methods",
+    "method.participation.name": "participations",
     "method.server_optimizer.name": "server_optimizers",
 }
 """The fields that take a name that an installed distribution adds, and the kind of part that they name."""

@@ -294,7 +294,13 @@ BLINDED = {
     ),
     "models do not move": Fault(
         "uniform",
-        ((Server, "step", lambda step: lambda self, before, total: replace(before, round=before.round + 1)),),
+        (
+            (
+                Server,
+                "step",
+                lambda step: lambda self, before, total: (replace(before, round=before.round + 1), True),
+            ),
+        ),
     ),
     "models move by a constant": Fault(
         "uniform",

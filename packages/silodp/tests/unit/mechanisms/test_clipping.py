@@ -153,6 +153,13 @@ def test_rows_of_a_smaller_clip_lie_in_the_ball():
     assert total.sensitivity == 1.0
 
 
+@pytest.mark.parametrize(("min_norm", "short"), [(None, 0.1), (0.05, 2.0)])
+def test_a_row_of_a_part_of_the_clip_is_no_longer_than_that(min_norm, short):
+    rows, part = torch.tensor([[0.1, 0], [30, 40]]), torch.tensor([1, 0.25], dtype=torch.float64)
+    clipped = clip_rows(torch.arange(2), rows, 2.0, part, min_norm)
+    torch.testing.assert_close(clipped.compute_clipped_norms(), torch.tensor([short, 0.5]).double())
+
+
 @given(st.integers(1, 3000), st.integers(1, 400))
 def test_norms_do_not_depend_on_how_rows_are_cut(rows, size):
     values = torch.randn(rows, size, generator=torch.Generator().manual_seed(rows))
@@ -232,12 +239,14 @@ def test_steps_see_what_is_released_of_them():
 
     def steps():
         for length in (0.25, 0.5):
-            rows = clip_rows(torch.arange(1), torch.full((1, 4000), length / math.sqrt(4000)), 1.0)
+            values = torch.full((2, 4000), length / math.sqrt(4000))
+            values[1, 7] = math.inf
+            rows = clip_rows(torch.arange(2), values, 1.0)
             shown.append((yield ClippedRowStream([rows], 4000, Bounds(1.0, 1.0, 2.0, 9.0), weighted=False)))
 
     update = MultiStepUpdate(steps(), 4000, Bounds(1.0, 1.0, math.sqrt(8), 9.0))
-    share = add_noise(update, torch.ones(1), Randomness.secret().stream())
-    assert share.noise_std == pytest.approx(math.sqrt(8))
+    share = add_noise(update, torch.ones(2), Randomness.secret().stream())
+    assert (share.noise_std, share.refused) == (pytest.approx(math.sqrt(8)), 2)
     torch.testing.assert_close(share.value, shown[0] + shown[1])
     assert judges_std(shown[0].numpy(), 2.0)
     assert judges_std((share.value - 0.75 / math.sqrt(4000)).numpy(), math.sqrt(8))
