@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
