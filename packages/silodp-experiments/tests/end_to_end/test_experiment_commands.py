@@ -97,12 +97,6 @@ def test_compare_runs_every_specification(silodp: Silodp, config: Path) -> None:
     assert_sentence(silodp("compare", config, "--methods", "uldp-avg", "--seeds", 0), "seeds = 0")
 
 
-def test_data_sets_that_are_absent_are_told(silodp: Silodp, config: Path) -> None:
-    Path("root").mkdir()
-    assert silodp("data", "check", "heart_disease", "--root", "root").status == 1
-    assert_sentence(silodp("data", "fetch", "creditcard", "--root", "root"), "kaggle")
-
-
 def test_find_dataset_takes_other_spellings_and_lists_the_names() -> None:
     assert find_dataset("heart-disease") is DATASETS["heart_disease"]
     with refused("argument.value") as caught:
@@ -193,3 +187,16 @@ def test_a_comparison_says_that_no_method_beats_chance(
     assert done.json["warnings"][0].startswith("No private method")
     page = Path("compared/compare.html").read_text()
     assert page.index("No private method") < page.index("After the last round")
+
+
+def test_data_lists_and_checks(silodp: Silodp, config: Path) -> None:
+    listed = silodp("data", "list", "--json").json["datasets"]
+    assert {"name": "embedded", "present": True}.items() <= next(
+        d for d in listed if d["name"] == "embedded"
+    ).items()
+    checked = silodp("data", "check", "embedded", "--json")
+    assert (checked.status, checked.json["ok"], checked.json["rows"]) == (0, True, 569)
+    Path("root").mkdir()
+    assert silodp("data", "check", "heart_disease", "--root", "root").status == 1
+    assert_sentence(silodp("data", "fetch", "creditcard", "--root", "root"), "kaggle")
+    assert_sentence(silodp("data", "check", "mnist2"), "mnist2")

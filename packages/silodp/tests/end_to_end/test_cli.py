@@ -219,7 +219,7 @@ def test_the_delta_of_a_budget_is_that_of_the_run(silodp: Silodp, config: Path) 
     assert result.guarantees["released"].delta == 1e-6
 
 
-# --- demo, data ---------------------------------------------------------------------------------------------
+# --- demo ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(120)
@@ -233,13 +233,3 @@ def test_demo_learns_and_replaces_only_its_own_runs(silodp: Silodp, config: Path
     Path("d/thesis.docx").touch()
     assert_sentence(silodp("demo", "--out", "d"), "not empty")
     assert Path("d/thesis.docx").exists()
-
-
-def test_data_lists_and_checks(silodp: Silodp, config: Path) -> None:
-    listed = silodp("data", "list", "--json").json["datasets"]
-    assert {"name": "embedded", "present": True}.items() <= next(
-        d for d in listed if d["name"] == "embedded"
-    ).items()
-    checked = silodp("data", "check", "embedded", "--json")
-    assert (checked.status, checked.json["ok"], checked.json["rows"]) == (0, True, 569)
-    assert_sentence(silodp("data", "check", "mnist2"), "mnist2")
