@@ -19,8 +19,6 @@ from support.commands import Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
 from support.places import PLUGINS, SOURCES
 
-ROOT = Path(__file__).parents[4]
-
 # --- epsilon ------------------------------------------------------------------------------------------------
 
 
@@ -50,24 +48,6 @@ def test_epsilon_of_uldp_avg_by_the_table_of_the_specification(
         assert (found.json["method"], found.json["rounds"], found.json["delta"]) == (method, 100, 1e-5)
 
 
-def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
-    group = "epsilon --method uldp-group --noise-multiplier 5 --group-size 8 --record-sampling 0.01 --json"
-    for rounds, steps in ((1000, 100), (100, 1000)):
-        for silos, expected in (
-            (4, 13.586),
-            (1, 34.2),
-        ):  # two records in each of four silos, or all eight in one
-            found = silodp(*group.split(), "--rounds", rounds, "--steps", steps, "--silos", silos)
-            assert found.json["epsilon"] == pytest.approx(expected, abs=0.1)
-    long = (*group.split(), "--rounds", 1000, "--steps", 100)
-    loose = silodp(*long, "--accountant", "rdp", "--silos", 1)
-    assert loose.json["epsilon"] == pytest.approx(98.8, abs=0.1)
-    # The three silos that a curious one does not know.
-    silo = silodp(*long, "--adversary", "silo", "--silos", 4)
-    assert silo.json["epsilon"] == pytest.approx(11.341, abs=1e-3)
-    assert_sentence(silodp(*long), code="argument.missing")
-
-
 def test_epsilon_takes_every_field_of_a_method_also_of_a_plug_in(silodp: Silodp) -> None:
     plugin = f"{PLUGINS / 'adaptive_clipping.py'}:AdaptiveClipping"
     rounds = ("--rounds", 100, "--silos", 3, "--json")
@@ -93,9 +73,7 @@ def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> 
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--method default",
         "--method uldp-avg --noise-multiplier 0",
-        "--method uldp-naive --noise-multiplier 0",
         "--method uldp-avg --noise-multiplier 5 --weighting records --adversary server",
     ],
 )
@@ -112,37 +90,11 @@ def test_the_program_itself_starts_quickly_and_says_what_it_can() -> None:
         [sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    for name in ("run", "demo", "plan", "epsilon", "compare", "report", "data"):
+    for name in ("run", "demo", "plan", "epsilon", "report", "data"):
         assert f"  {name} " in done.stdout
 
 
 # --- plan ---------------------------------------------------------------------------------------------------
-
-
-def test_plan_needs_no_data_and_finds_what_meets_a_target(silodp: Silodp, config: Path) -> None:
-    absent = ("--set", "data={source='heart_disease', root='/nowhere'}", "--set", "rounds=100")
-    found = silodp("plan", config, *absent, "--set", "budget.epsilon=3", "--target-epsilon", 2, "--json").json
-    assert found["silos"] == 4
-    assert found["adversaries"]["released"]["epsilon"] == pytest.approx(9.997, abs=1e-3)
-    assert found["budget"]["fits"] is False
-
-    def spent(*arguments: object) -> float:
-        asked = {
-            "--noise-multiplier": 5,
-            "--rounds": 100,
-            **dict(zip(arguments[::2], arguments[1::2], strict=True)),
-        }
-        flat = [part for pair in asked.items() for part in pair]
-        return float(silodp("epsilon", "--method", "uldp-avg", *flat, "--json").json["epsilon"])
-
-    target = found["target"]
-    assert 1.99 < spent("--noise-multiplier", target["noise_multiplier"]) <= 2
-    assert 1.99 < spent("--user-sampling", target["user_sampling"]) <= 2
-    assert spent("--rounds", target["rounds"]) <= 2 < spent("--rounds", target["rounds"] + 1)
-    assert (
-        spent("--rounds", found["budget"]["rounds"]) <= 3 < spent("--rounds", found["budget"]["rounds"] + 1)
-    )
-    assert "noise_multiplier" in silodp("plan", config, "--target-epsilon", 2).out
 
 
 def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
@@ -225,7 +177,6 @@ class Broken(torch.nn.Linear):
         ("rouns=1", "config.unknown_field"),
         ("method.clip=0", "argument.value"),
         ("task.model=nan.py:Broken", "model.not_finite"),
-        ("data={source='heart_disease', root='/nowhere'}", "data.no_dataset"),
     ],
 )
 def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override: str, code: str) -> None:
@@ -245,9 +196,6 @@ def test_a_run_remarks_once_on_a_delta_that_promises_nothing(
     assert [remark in planned.out, remark in done.json["warnings"]] == [is_large, is_large]
     assert done.err.count(remark) == is_large
     assert (remark in html.unescape(Path("out/report.html").read_text())) is is_large
-    bare = "method={name='default', local={learning_rate=0.01}}"
-    silent = silodp("run", config, "--set", bare, "--set", f"delta={delta}", "--out", "bare", "--json")
-    assert remark not in silent.json["warnings"]  # there is no ε
 
 
 def test_a_plan_refuses_another_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
@@ -269,7 +217,7 @@ def test_the_delta_of_a_budget_is_that_of_the_run(silodp: Silodp, config: Path) 
     assert result.guarantees["released"].delta == 1e-6
 
 
-# --- demo, compare, data ------------------------------------------------------------------------------------
+# --- demo ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(120)
@@ -283,28 +231,3 @@ def test_demo_learns_and_replaces_only_its_own_runs(silodp: Silodp, config: Path
     Path("d/thesis.docx").touch()
     assert_sentence(silodp("demo", "--out", "d"), "not empty")
     assert Path("d/thesis.docx").exists()
-
-
-def test_compare_runs_every_specification(silodp: Silodp, config: Path) -> None:
-    methods = "uldp-avg,uldp-avg:weighting=records"
-    few = ("--set", "rounds=1", "--seeds", 1, "--out", "c")
-    found = silodp("compare", config, "--methods", methods, *few, "--json")
-    assert found.status == 0, found.err
-    assert {method["label"] for method in found.json["methods"]} >= set(methods.split(","))
-    assert_sentence(
-        silodp("compare", config, "--methods", "uldp-group:k=8", *few), "record_sampling is missing"
-    )
-    assert_sentence(silodp("compare", config, "--methods", "uldp-avg", "--seeds", 0), "seeds = 0")
-
-
-def test_data_lists_and_checks(silodp: Silodp, config: Path) -> None:
-    listed = silodp("data", "list", "--json").json["datasets"]
-    assert {"name": "embedded", "present": True}.items() <= next(
-        d for d in listed if d["name"] == "embedded"
-    ).items()
-    checked = silodp("data", "check", "embedded", "--json")
-    assert (checked.status, checked.json["ok"], checked.json["rows"]) == (0, True, 569)
-    Path("root").mkdir()
-    assert silodp("data", "check", "heart_disease", "--root", "root").status == 1
-    assert_sentence(silodp("data", "fetch", "creditcard", "--root", "root"), "kaggle")
-    assert_sentence(silodp("data", "check", "mnist2"), "mnist2")

@@ -78,17 +78,14 @@ def test_a_run_stopped_before_its_first_round_has_nothing_to_continue(
     assert stopped.err.startswith("interrupted before the first round")
 
 
-@pytest.mark.parametrize(
-    "command", [["demo"], ["compare", "small.toml", "--methods", "uldp-avg", "--out", "c"]]
-)
-def test_no_command_answers_ctrl_c_with_a_traceback(
-    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+def test_the_demo_answers_ctrl_c_without_a_traceback(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("silodp.config.resolve.ResolvedRun.load_federation", stop)
-    stopped = silodp(*command)
+    stopped = silodp("demo")
     assert (stopped.status, stopped.out) == (130, "")
     assert stopped.err.startswith("interrupted")
     assert stopped.err.count("\n") == 1
@@ -310,7 +307,6 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
         "run",
         "plan",
         "epsilon",
-        "compare",
         "report",
         "demo",
         "data",
@@ -325,8 +321,7 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
     assert "[required with --method]" in epsilon
     for command, missing in (
         ("epsilon", "--method"),
-        ("epsilon --method default", "--rounds"),
-        ("compare x.toml", "--methods"),
+        ("epsilon --method uldp-avg", "--rounds"),
     ):
         told = silodp(*command.split(), "--json")
         assert_sentence(told, code="cli.usage")

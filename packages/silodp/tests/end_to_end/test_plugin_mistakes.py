@@ -255,27 +255,6 @@ def test_an_attribute_without_a_type_is_no_setting(silodp: Silodp, config: Path,
     assert_sentence(ran, code="config.unknown_field")
 
 
-def test_metrics_that_sums_do_not_estimate_are_named_before_the_run(
-    silodp: Silodp, config: Path, code: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = (
-        *("--set", f"data={{source='{code}:SIX'}}"),
-        *("--set", f'task.metrics=["accuracy", "{code}:recall"]'),
-        *("--set", "rounds=1"),
-    )
-    sums = "evaluation={across='sums', noise_multiplier=5.0}"
-    for command in (("plan",), ("run", "--out", "sums")):
-        ran = silodp(*command, config, *settings, "--set", sums)
-        assert ran.status == 0, ran
-        lines = [*ran.err.splitlines(), *caplog.messages]
-        (told,) = [line for line in lines if "recall will not be measured" in line]
-        assert "accuracy and roc_auc alone" in told
-    ran = silodp("run", config, *settings, "--set", "evaluation={across='local'}", "--out", "local")
-    assert ran.status == 0, ran
-    assert "local/checkpoint/silo_metrics" in ran.err
-    assert "recall" in (Path("local") / "checkpoint" / "silo_metrics" / "000.jsonl").read_text()
-
-
 def test_held_out_persons_have_numbers_of_users_or_of_their_own() -> None:
     def federate(*persons: int) -> Federation:
         x, y = np.zeros((len(persons), 1), np.float32), np.zeros(len(persons), np.int64)

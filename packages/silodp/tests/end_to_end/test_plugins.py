@@ -155,26 +155,6 @@ def test_a_plugin_is_planned_run_killed_resumed_and_reported_on(
     assert all(says.split("'")[0] in page for says in CASES[name].unchecked)
 
 
-def test_methods_from_files_are_compared(
-    silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = write_config(tmp_path, CASES["all"])
-    values = {"methods": {"adaptive_clipping.py:AdaptiveClipping": {"quantile": 0.9}}}
-    config.write_text(config.read_text() + tomli_w.dumps(values))
-    own = "adaptive_clipping.py:AdaptiveClipping"
-    methods = f"{own},{own}:quantile=0.2,uldp-avg"
-    compared = silodp("compare", config, "--methods", methods, "--seeds", "1", "--out", "c", "--json")
-    assert compared.status == 0, compared.err
-    found = {one["label"]: one for one in compared.json["methods"]}
-    assert list(found) == [own, f"{own}:quantile=0.2", "uldp-avg", "default"]
-    assert "quantile=0.9" in found[own]["settings"]
-    assert "quantile=0.2" in found[f"{own}:quantile=0.2"]["settings"]
-    assert "Yogi(beta1=0.5" in found["uldp-avg"]["settings"]
-    assert found["uldp-avg"]["epsilon"] == found[own]["epsilon"]
-    assert Path("c/compare.html").exists()
-
-
 def test_a_run_is_not_resumed_with_other_code_settings(
     silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

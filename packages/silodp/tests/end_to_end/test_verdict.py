@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,63 +12,14 @@ from silodp.data.tables.schema import is_test_person
 from silodp.report.held_out import read_held_out
 from silodp.report.skill import FEWEST_PERSONS
 from support.commands import Silodp
-
-CONFIG = """
-name = "wards"
-rounds = {rounds}
-seed = 3
-[data]
-source = "tables"
-files = {{ north = "north.csv", south = "south.csv" }}
-[data.schema]
-user = "patient"
-label = "ill"
-classes = ["no", "yes"]
-test_share = 0.3
-numeric = {{ age = {{ range = [0, 100], typical = [50, 20] }}, dose = {{ range = [0, 10], typical = [5, 3] }} }}
-[method]
-name = "uldp-sgd"
-noise_multiplier = {noise}
-step = {step}
-{more}
-"""
+from support.verdicts import CONFIG, banner, predict, train, write_tables
 
 PUBLISHED = "[card]\npublish_metrics = true"
-
-
-def write_tables(folder: Path, persons: int, slope: float) -> None:
-    """Two tables whose label depends on age by so much; a fifth of the persons are ill."""
-    rng = np.random.default_rng(7)
-    age, dose = rng.normal(50, 20, persons).clip(0, 100), rng.uniform(0, 10, persons)
-    ill = rng.random(persons) < 1 / (1 + np.exp(1.5 + 0.3 * slope - slope * (age - 50) / 20))
-    rows = pd.DataFrame({"patient": [f"p{n}" for n in range(persons)], "age": age, "dose": dose})
-    rows["ill"] = np.where(ill, "yes", "no")
-    for number, name in enumerate(("north", "south")):
-        rows[rng.random(persons) < (0.6, 0.5)[number]].round(2).to_csv(folder / f"{name}.csv", index=False)
-
-
-def train(silodp: Silodp, persons: int = 1500, slope: float = 0.0, **settings: Any) -> Any:
-    write_tables(Path(), persons, slope)
-    filled = {"rounds": 5, "noise": 5.0, "step": 1.0, "more": "", **settings}
-    Path("wards.toml").write_text(CONFIG.format(**filled))
-    done = silodp("run", "wards.toml", "--out", "run", "--json")
-    assert done.status == 0, done.err
-    return done.json
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def banner(page: str) -> str:
-    """What the report says of the model before anything else."""
-    return page[page.index('id="verdict"') - 30 : page.index('id="guarantee"')]
-
-
-def predict(silodp: Silodp) -> Any:
-    Path("found.csv").unlink(missing_ok=True)
-    return silodp("predict", "run", "north.csv", "--out", "found.csv", "--json").json["skill"]
 
 
 def test_a_model_that_learned_nothing_is_said_to_be_no_good(silodp: Silodp) -> None:
@@ -140,18 +90,6 @@ def test_few_persons_are_too_few_to_tell(silodp: Silodp) -> None:
     assert all(one["reach"] is None for one in found["comparisons"])
 
 
-def test_noised_sums_tell_the_same_in_report_and_card(silodp: Silodp) -> None:
-    more = '[evaluation]\nacross = "sums"\nnoise_multiplier = 3.0'
-    summary = train(silodp, slope=1.5, rounds=20, step=10.0, more=more)
-    found = summary["skill"]
-    assert found["persons"] is None
-    assert {one["metric"] for one in found["comparisons"]} == {"roc_auc", "accuracy", "brier_score"}
-    assert found["calibration"][0]["verdict"] == "too_small"
-    assert summary["verdict"][0] in Path("run/MODEL_CARD.md").read_text()
-    assert "covered by ε" in banner(Path("run/report.html").read_text())
-    assert predict(silodp) == found
-
-
 def test_a_run_without_held_out_records_says_that_nothing_is_known(silodp: Silodp) -> None:
     write_tables(Path(), 200, 1.0)
     text = CONFIG.format(rounds=1, noise=5.0, step=1.0, more="").replace("test_share = 0.3\n", "")
@@ -159,18 +97,3 @@ def test_a_run_without_held_out_records_says_that_nothing_is_known(silodp: Silod
     done = silodp("run", "wards.toml", "--out", "run", "--json")
     assert done.json["skill"] is None
     assert "is not known" in banner(Path("run/report.html").read_text())
-
-
-def test_a_comparison_says_that_no_method_beats_chance(silodp: Silodp) -> None:
-    write_tables(Path(), 600, 0.0)
-    Path("wards.toml").write_text(CONFIG.format(rounds=2, noise=5.0, step=1.0, more=""))
-    done = silodp(
-        "compare", "wards.toml", "--methods", "uldp-sgd", "--seeds", 2, "--out", "compared", "--json"
-    )
-    assert done.status == 0, done.err
-    private = next(method for method in done.json["methods"] if method["private"])
-    assert private["skill"]["code"] in ("unclear", "worse")
-    assert len(private["skill"]["comparisons"]) == 3
-    assert done.json["warnings"][0].startswith("No private method")
-    page = Path("compared/compare.html").read_text()
-    assert page.index("No private method") < page.index("After the last round")

@@ -94,17 +94,6 @@ def test_without_their_package_budgets_are_refused(monkeypatch: pytest.MonkeyPat
         configured("rpdp")
 
 
-def test_without_its_package_a_table_of_statistics_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = configured("uldp-avg", noise_multiplier=5.0).config.model_dump(exclude_none=True)
-    values["statistics"] = {"epsilon": 1.0}
-    assert resolve(parse_config(values)).config.statistics == {"epsilon": 1.0}
-    with refused("config.unknown_field"):
-        resolve(parse_config({**values, "statistics": {"epsilom": 1.0}}))
-    monkeypatch.setattr("silodp._lazy._read_entry_points", lambda group, path: {})
-    with refused("extension.missing"):
-        resolve(parse_config(values))
-
-
 def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str) -> None:
     about = folder / "extension-1.0.dist-info"
     about.mkdir()

@@ -74,11 +74,11 @@ def test_a_loader_that_returns_no_federation_is_refused(tmp_path):
 
 
 def test_find_dataset():
-    assert find_dataset("heart-disease") is DATASETS["heart_disease"]
+    assert find_dataset("embedded") is DATASETS["embedded"]
     with refused("argument.value") as caught:
         find_dataset("heart")
     assert caught.value.field == "data.source"
-    assert "heart_disease" in str(caught.value)
+    assert "embedded" in str(caught.value)
 
 
 def test_silos_must_be_declared():
@@ -127,18 +127,6 @@ def test_the_public_list_of_users_is_not_read_where_users_are_given(tmp_path):
     with refused("data.users"):
         run.read_public_data()
     assert run.read_public_data(users=4).users == 4
-
-
-def test_user_budgets_are_drawn_as_for_loaded_data(tmp_path):
-    run = config(tmp_path, "dosage.py:DOSAGE", users=6)
-    values = {
-        **run.config.model_dump(exclude_none=True),
-        "budgets": {"distribution": "pareto", "of": "users"},
-    }
-    values["method"] = {**values["method"], "personal": {"by": "clip", "rounds": 1, "largest_budget": 5.0}}
-    personal = resolve(parse_config(values, tmp_path))
-    drawn = personal.read_public_data().user_budgets
-    np.testing.assert_array_equal(drawn, personal.load_federation().user_budgets)
 
 
 def test_a_federation_may_have_names_of_silos_only():

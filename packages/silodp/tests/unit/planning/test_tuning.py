@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,73 +26,19 @@ from silodp.training.sgd import LocalTraining
 from support.commands import assert_sentence
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
-
-CONFIG = """
-rounds = 5
-aggregator = "{aggregator}"
-[data]
-source = "tables"
-files = {{ north = "no/such/north.csv", south = "no/such/south.csv", east = "no/such/east.csv" }}
-[data.schema]
-user = "patient_id"
-users = "{users}"
-label = "readmitted"
-classes = [0, 1]
-numeric = {{ age = [0, 110], creatinine = [0, 20] }}
-categorical = {{ ward = ["surgery", "medicine", "other"] }}
-[method]
-name = "uldp-sgd"
-noise_multiplier = 5.0
-step = 1.0
-{more}
-"""
+from support.tuned import check_tuning, configured, shrink_grid
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small grid."""
-    monkeypatch.setattr(tuning, "ROUNDS", (2, 5))
-    monkeypatch.setattr(tuning, "STEPS", (0.01, 1.0))
-
-
-def configured(tmp_path, aggregator="plain", more=""):
-    listed = tmp_path / "users.txt"
-    listed.write_text("\n".join(f"p{number}" for number in range(40)))
-    path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(users=listed, aggregator=aggregator, more=more))
-    return path
+    shrink_grid(monkeypatch)
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("aggregator", ["plain", "masked", "lattice"])
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
 def test_the_chosen_settings_meet_the_target_and_no_table_is_opened(tmp_path, aggregator):
-    more = "" if aggregator != "lattice" else "[aggregation]\ncount_cap = 3"
-    config = load_config(configured(tmp_path, aggregator, more), ())
-    if aggregator == "lattice":
-        config = load_config(configured(tmp_path, aggregator, more), ["method.weighting=records"])
-    spec, _ = config.build_public_spec()
-    found = tune(config, spec, 2.0, federations=3)
-    chosen = found["chosen"]
-    method = UldpSgd(chosen["noise_multiplier"], weighting=chosen["weighting"], step=chosen["step"])
-    plan = plan_run(replace(spec, method=method, rounds=chosen["rounds"]))
-    spent = plan["adversaries"]["released"]["epsilon"]
-    assert 1.99 < spent <= 2.0
-    assert chosen["step"] == 1.0, "a hundredth of a step learns nothing in five rounds"
-    assert (chosen["weighting"] == "home") <= (aggregator != "lattice")
-    mu = math.sqrt(chosen["rounds"]) / chosen["noise_multiplier"]
-    ratio = math.sqrt(6) / (mu * 40)  # two numbers, three wards and the intercept; 40 persons
-    assert found["signal"]["configured"] == {"parameters": 6, "ratio": pytest.approx(ratio)}
-    assert 0 <= found["loss"]["mean"] <= found["loss"]["largest"]
-    private = {a for a, told in plan["adversaries"].items() if told["private"]}
-    assert private == {"released", "server", "silo"} - set(found["no_guarantee"])
-    lines = format_tuning(found)
-    assert f"step = {chosen['step']:g}" in lines
-    complete = [line for line in lines if "with an ε against everyone" in line]
-    if found["no_guarantee"]:  # then the price of an ε against everyone is told
-        uniform = max(c["mean"] for c in found["candidates"] if c["weighting"] == "uniform")
-        assert f"weighting uniform: {uniform:.3f}" in complete[0]
-    else:
-        assert not complete
+    check_tuning(load_config(configured(tmp_path, aggregator)))
 
 
 @pytest.mark.usefixtures("few")
@@ -118,18 +61,6 @@ def test_the_chosen_settings_keep_the_limits_of_silos(tmp_path):
     method = UldpSgd(found["chosen"]["noise_multiplier"], step=1.0)
     plan = plan_run(replace(spec, method=method, rounds=found["chosen"]["rounds"]))
     assert 1.49 < plan["adversaries"]["server"]["epsilon"] <= 1.5
-
-
-def test_only_methods_for_persons_with_one_epsilon_are_tuned(tmp_path, silodp):
-    path = configured(tmp_path)
-    text = path.read_text()
-    path.write_text(
-        text[: text.index("[method]")]
-        + '[method]\nname = "rpdp"\nnoise_multiplier = 5.0\nclip = 1.0\nlocal_steps = 2\nlocal_learning_rate = 0.1\n'
-        + 'expected_batch_size = 10\nlargest_budget = 3.0\n[budgets]\ndistribution = "mixture"\nof = "records"\n'
-    )
-    outcome = silodp("plan", path, "--tune", "--target-epsilon", 2)
-    assert_sentence(outcome, code="argument.conflict")
 
 
 @pytest.mark.usefixtures("few")
@@ -250,18 +181,6 @@ def test_only_adversaries_are_given_up(tmp_path, silodp):
 
 
 @pytest.mark.usefixtures("few")
-def test_a_target_is_met_with_the_evaluation(tmp_path, silodp):
-    path = configured(tmp_path, more='[evaluation]\nacross = "sums"\nepsilon = 1.0')
-    assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 0.9), code="evaluation.target")
-    found = silodp("plan", path, "--tune", "--target-epsilon", 2, "--json").json["chosen"]
-    method = {key: found[key] for key in ("noise_multiplier", "weighting")}
-    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in method.items())
-    changes = ("--set", f'method={{name = "uldp-sgd", {table}}}', "--set", f"rounds={found['rounds']}")
-    planned = silodp("plan", path, *changes, "--json").json["adversaries"]["released"]["epsilon"]
-    assert 1.9 < planned <= 2
-
-
-@pytest.mark.usefixtures("few")
 @pytest.mark.slow
 def test_an_assumed_number_of_persons_is_named(tmp_path, silodp):
     path = configured(tmp_path)
@@ -330,8 +249,6 @@ def test_tuning_needs_a_target_and_tables(tmp_path, silodp):
     images = PublicData("images", ("a",), 5, (1, 28, 28), "classes", 10)
     with refused("plan.no_table"):
         draw_federation(images, SyntheticSettings(), 5, np.random.default_rng(0))
-    digits = Path(__file__).parents[5] / "examples" / "mnist.toml"
-    assert_sentence(silodp("plan", digits, "--tune", "--target-epsilon", 3, "--json"), code="plan.no_table")
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parents[4] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def load_benchmark(name: str) -> ModuleType:

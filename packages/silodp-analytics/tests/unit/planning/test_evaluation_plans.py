@@ -1,0 +1,73 @@
+"""Plans of a run with an evaluation by sums: its ε is part of the target, and its metrics are limited."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.commands import Silodp, assert_sentence
+from support.tuned import configured, shrink_grid
+
+CODE = """
+import numpy as np
+
+from silodp.data import Dataset, Federation, SiloData
+
+
+def load(users: int = 20, silos: int = 2) -> Federation:
+    x, y, user = np.zeros((6, 3), np.float32), np.arange(6) % 2, np.arange(6)
+    test = SiloData("test", x, y, user)
+    parts = tuple(SiloData(f"clinic {s}", x, y, user, test=test) for s in range(silos))
+    return Federation(parts, users, test, name="six", classes=2)
+
+
+SIX = Dataset(name="six", loader=load, record_shape=(3,), classes=2)
+
+
+def recall(outputs, targets):
+    return 0.5
+"""
+
+
+@pytest.fixture
+def code(config: Path) -> Path:
+    path = config.parent / "own.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_a_target_is_met_with_the_evaluation(
+    tmp_path: Path, silodp: Silodp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_grid(monkeypatch)
+    path = configured(tmp_path, more='[evaluation]\nacross = "sums"\nepsilon = 1.0')
+    assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 0.9), code="evaluation.target")
+    found = silodp("plan", path, "--tune", "--target-epsilon", 2, "--json").json["chosen"]
+    method = {key: found[key] for key in ("noise_multiplier", "weighting")}
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in method.items())
+    changes = ("--set", f'method={{name = "uldp-sgd", {table}}}', "--set", f"rounds={found['rounds']}")
+    planned = silodp("plan", path, *changes, "--json").json["adversaries"]["released"]["epsilon"]
+    assert 1.9 < planned <= 2
+
+
+def test_metrics_that_sums_do_not_estimate_are_named_before_the_run(
+    silodp: Silodp, config: Path, code: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = (
+        *("--set", f"data={{source='{code}:SIX'}}"),
+        *("--set", f'task.metrics=["accuracy", "{code}:recall"]'),
+        *("--set", "rounds=1"),
+    )
+    sums = "evaluation={across='sums', noise_multiplier=5.0}"
+    for command in (("plan",), ("run", "--out", "sums")):
+        ran = silodp(*command, config, *settings, "--set", sums)
+        assert ran.status == 0, ran
+        lines = [*ran.err.splitlines(), *caplog.messages]
+        (told,) = [line for line in lines if "recall will not be measured" in line]
+        assert "accuracy and roc_auc alone" in told
+    ran = silodp("run", config, *settings, "--set", "evaluation={across='local'}", "--out", "local")
+    assert ran.status == 0, ran
+    assert "local/checkpoint/silo_metrics" in ran.err
+    assert "recall" in (Path("local") / "checkpoint" / "silo_metrics" / "000.jsonl").read_text()
