@@ -19,8 +19,6 @@ from support.commands import Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
 from support.places import PLUGINS, SOURCES
 
-ROOT = Path(__file__).parents[4]
-
 # --- epsilon ------------------------------------------------------------------------------------------------
 
 
