@@ -188,7 +188,7 @@ def test_every_plugin_of_the_page_can_be_named_in_a_configuration(
             Path(block.title).write_text(block.text)
     lines = [command for block in blocks if block.language == "sh" for command in commands_of(block)]
     runs = [arguments for program, *arguments in lines if program == "silodp"]
-    assert len(runs) == 10
+    assert len(runs) == 11
     for arguments in runs:
         status, printed = silodp(["plan", *arguments[1 : arguments.index("--out")]])
         assert status == 0, printed

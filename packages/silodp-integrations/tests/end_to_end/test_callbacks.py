@@ -263,37 +263,6 @@ def test_no_private_number_goes_to_a_server_unless_asked_to():
     assert all(name.startswith("private/") for name in private)
 
 
-def test_metrics_by_noised_sums_are_covered_and_logged_anywhere():
-    tracker = Memory("https://tracking.example.org")
-    result = train(
-        small_federation(held_out=20),
-        logistic_task(),
-        METHOD,
-        rounds=2,
-        callbacks=[tracker],
-        evaluation={"across": "sums", "noise_multiplier": 0.5},
-    )
-    expected = {f"metrics/{name}": value for name, value in result.metrics[2]["metrics"].items()}
-    assert expected
-    assert expected.items() <= tracker.logged[2].items()
-    assert not any(name.startswith("private/") for name in tracker.logged[2])
-
-
-@pytest.mark.parametrize(
-    "changes", [{"seed": 0}, {"method": dataclasses.replace(METHOD, noise_multiplier=0.0)}]
-)
-def test_metrics_by_noised_sums_stay_here_where_no_epsilon_covers_them(changes):
-    """The noise of a seed can be computed, and without noise in training there is no ε of the run."""
-    tracker = Memory("https://tracking.example.org")
-    settings = {"method": METHOD, "seed": None, **changes}
-    evaluation = {"across": "sums", "noise_multiplier": 0.5}
-    federation, method = small_federation(held_out=20), settings.pop("method")
-    train(
-        federation, logistic_task(), method, rounds=1, callbacks=[tracker], evaluation=evaluation, **settings
-    )
-    assert all(name.startswith("epsilon/") for numbers in tracker.logged.values() for name in numbers)
-
-
 def test_a_tracker_that_fails_is_given_up_and_the_run_ends_as_it_should(caplog):
     class Broken(Memory):
         def log(self, run, round_, numbers):
