@@ -27,6 +27,7 @@ from silodp.accounting.events import (
     event_to_dict,
 )
 from silodp.accounting.ledger import FORMAT, Budget, Ledger
+from silodp.accounting.progress import TRAINING
 from silodp.errors import SilodpError
 
 DELTA = 1e-5
@@ -309,6 +310,13 @@ def test_charging_is_idempotent_by_round_and_release(path):
             ledger.charge(0, 1, COSTLY)
         ledger.charge(0, 0, COSTLY)
         assert len(ledger.history) == 2
+        ledger.charge(1, 0, COSTLY)
+        ledger.charge(2, 0, COSTLY)
+        assert ledger.to_counts().releases == [
+            (TRAINING, 0, (0,)),
+            (TRAINING, 1, (0,)),
+            (TRAINING, 0, (1, 2)),
+        ]
 
 
 def test_rounds_that_cost_the_same_take_little_memory(path):
