@@ -20,8 +20,8 @@ Measured on 2026-11-29 before and after the split into packages (commits 64f6eea
     after           77          0        38           12   60.6%
 
 Which tests are used depends on how fast they are. The 4 mutants that were noticed only before are killed after, too,
-by the test that killed them before (3 were noticed only after; the reverse was not tried). Tests that need 1.5 s or
-more of CPU are not used, so a survivor need not be a gap of the whole set. Tests were added since for 6 survivors.
+by the test that killed them before (3 were noticed only after; the reverse was not tried). Of each test one case is
+used, and none that needs 1.5 s of CPU, so a survivor need not be a gap of the whole set. Tests were added since for 6.
 """
 
 from __future__ import annotations
