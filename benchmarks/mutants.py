@@ -11,6 +11,17 @@ smallest hashes of (file, line of text, operator, occurrence): trees have the mu
 No file is changed: each mutant is put into the functions of a fork of one process, which has collected the tests. So
 constants of modules and classes have no mutants, and what a test starts as a process of its own sees none. A test that
 hangs has noticed the mutant, and is counted apart.
+
+Measured on 2026-11-29 before and after the split into packages (commits 64f6eeab and d4860c0b; --measure 90), in the
+127 mutants that both runs reached, of the 271 that their samples of 300 have in common:
+
+                killed  timed out  survived  not covered   score
+    before          76          2        35           14   61.4%
+    after           77          0        38           12   60.6%
+
+Which tests are used depends on how fast they are. The 4 mutants that were noticed only before are killed after, too,
+by the test that killed them before (3 were noticed only after; the reverse was not tried). Of each test one case is
+used, and none that needs 1.5 s of CPU, so a survivor need not be a gap of the whole set. Tests were added since for 6.
 """
 
 from __future__ import annotations
@@ -37,7 +48,6 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-import coverage  # type: ignore[import-not-found]
 import hypothesis
 import pytest
 
@@ -293,6 +303,8 @@ class Trial:
 
     def measure(self) -> int:
         """Write which tests run which lines, and the seconds of each test that passes."""
+        import coverage  # type: ignore[import-not-found]  # needed here only
+
         measured = coverage.Coverage(
             data_file=None, include=[str(self.core / name) for name in self.files], config_file=False
         )
