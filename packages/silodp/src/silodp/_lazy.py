@@ -91,7 +91,7 @@ class Registry(Mapping[str, T], Generic[T]):
             raise KeyError(name)
         return cast(T, load(place))
 
-    def require(self, name: str, extra: str, what: str = "this") -> T:
+    def load_required(self, name: str, extra: str, what: str = "this") -> T:
         """Return a part of one of our extension packages.
 
         Args:

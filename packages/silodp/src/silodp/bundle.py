@@ -490,7 +490,7 @@ def load(
 
 
 def _find_part_class() -> type[ModelPart]:
-    return PARTS.require("own", "analytics", "a silo's part of a model")
+    return PARTS.load_required("own", "analytics", "a silo's part of a model")
 
 
 def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any], TableMapping]:

@@ -213,5 +213,5 @@ def describe_round(result: RoundResult) -> str:
 def __getattr__(name: str) -> Any:
     # By its name: the core imports no extension. Most names that are asked for here are no tracker's.
     if name in __all__:
-        return CALLBACKS.require(name.lower(), "integrations")
+        return CALLBACKS.load_required(name.lower(), "integrations")
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

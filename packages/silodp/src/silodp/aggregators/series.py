@@ -56,7 +56,7 @@ def find_series(name: str) -> type[Series]:
     Raises:
         SilodpError: the package that has it is not installed (code extension.missing).
     """
-    return SERIES.require(name, "analytics", name)
+    return SERIES.load_required(name, "analytics", name)
 
 
 class Series(Settings, ABC):

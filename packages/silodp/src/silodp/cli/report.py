@@ -76,7 +76,7 @@ def report(
     if not manifest and all(one is None for one in (checklist, sign, verify, template)):
         _write(directory, again, as_json)
         return
-    TASKS.require("sign", "audit", "this task of 'silodp report'")(
+    TASKS.load_required("sign", "audit", "this task of 'silodp report'")(
         directory,
         checklist=checklist,
         sign=sign,

@@ -229,7 +229,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
         run = replace(run, evaluation=placed, config=config.model_copy(update={"evaluation": table}))
     if config.statistics is not None:
         # A protection that is spelled wrongly must not pass unseen, in any command.
-        TABLES.require("statistics", "analytics", "the table [statistics]")(config.statistics)
+        TABLES.load_required("statistics", "analytics", "the table [statistics]")(config.statistics)
     if config.card is not None and config.card.subgroups:
         from silodp.data.tables.subgroups import check_group
 

@@ -45,4 +45,4 @@ def load_budgets(part: str) -> Any:
     Raises:
         SilodpError: `extension.missing`: the package is not installed.
     """
-    return BUDGETS.require(part, "budgets", "a privacy budget of single records or persons")
+    return BUDGETS.load_required(part, "budgets", "a privacy budget of single records or persons")

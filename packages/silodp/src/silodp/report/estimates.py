@@ -71,4 +71,4 @@ def find_evaluation(rows: Sequence[MetricsRow]) -> Any:
     if all(row.get("evaluation") is None for row in rows):
         return None
     # A report without what was measured, and charged, would mislead.
-    return EVALUATIONS.require("evaluation", "analytics", "the evaluation of this run")(rows)
+    return EVALUATIONS.load_required("evaluation", "analytics", "the evaluation of this run")(rows)

@@ -104,4 +104,4 @@ def make_executor(count: int | None, **settings: Any) -> Executor:
     if count is None:
         return THIS_PROCESS
     given = {name: value for name, value in settings.items() if value is not None}
-    return EXECUTORS.require("ray", "integrations")(count, **given)
+    return EXECUTORS.load_required("ray", "integrations")(count, **given)

@@ -157,5 +157,5 @@ def test_an_unknown_name_may_be_of_a_package_that_is_not_installed(monkeypatch: 
         typer.main.get_command(app).main(["no-such-command"], standalone_mode=False)
     assert "silodp-budgets" in str(usage.value)
     with refused("extension.missing"):
-        of_extensions.require("c", "budgets")
-    assert of_extensions.require("a", "budgets") == math.pi
+        of_extensions.load_required("c", "budgets")
+    assert of_extensions.load_required("a", "budgets") == math.pi
