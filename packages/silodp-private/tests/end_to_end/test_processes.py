@@ -52,6 +52,6 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
     server.set_up()
     state = Checkpoint.initial("run", "", task.initial(1), method, spec.population)
     for round_ in range(3):
-        state = server.step(state, server.run_round(round_, state.params))
+        state, _ = server.step(state, server.run_round(round_, state.params))
     processes.close()
     assert torch.equal(state.params, run(aggregator, method, rounds=3, seed=1).params)
