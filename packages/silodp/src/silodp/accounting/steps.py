@@ -1,7 +1,7 @@
 """Convert events to the distinct steps that accountants compose, with counts and checked parameters.
 
 A step is one of: a release (`Additive`; two Gaussian releases of the same sum become one); a `PoissonSampled`
-release; a `ExtensionEvent`; a `SampledReplacement`; a `Group` of one of these or of a
+release; an `ExtensionEvent`; a `SampledReplacement`; a `Group` of one of these or of a
 `RevealedSample`; a `RevealedSample` over steps (`list_inner_steps`).
 """
 

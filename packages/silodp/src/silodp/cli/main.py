@@ -159,6 +159,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a model. Writes model, guarantee, metrics and report to the output directory."""
+    from silodp.config.callbacks import read_log_options
     from silodp.config.resolve import load_config
 
     if resume and config.is_dir():
@@ -168,8 +169,6 @@ def run(
     resolved = load_config(config, set_ or ())
     directory = out or Path("runs") / resolved.config.name
     found = make_workers(workers, cluster, gpus_per_worker)
-    from silodp.config.callbacks import read_log_options
-
     trackers = read_log_options(log_ or (), log_private)
     _train(resolved, directory, as_json, resume, trackers, cohort, found)
 

@@ -11,6 +11,7 @@ from silodp.config.build import build, split_name
 from silodp.config.plugins import find_plugin
 from silodp.config.toml_values import TomlTable
 from silodp.runtime.callback import CALLBACKS, Callback, Result, RoundResult, RunStart
+from silodp.text import describe_exception
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +54,8 @@ class SafeCallback(Callback):
         except Exception as error:
             # Whatever other code raises: hours of training must not end with it.
             self._callback = None
-            text = " ".join(str(error).split())[:200]
             _log.warning(
-                "%s is not called %s (%s: %s); the run goes on",
-                self._name,
-                since,
-                type(error).__name__,
-                text,
+                "%s is not called %s (%s); the run goes on", self._name, since, describe_exception(error)
             )
 
 

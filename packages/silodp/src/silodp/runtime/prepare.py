@@ -189,7 +189,7 @@ def _check_period(spec: RunSpec) -> None:
         if (found and rounds == 1) or found != [event.in_round(place, rounds) for event in paid]:
             raise SilodpError(
                 f"{name_class(type(spec.method))}: the event of round {number + 1} is none of its allocation: of the "
-                "rounds of a ExtensionEvent the first one is paid for, so the period of the participation must be "
+                "rounds of an ExtensionEvent the first one is paid for, so the period of the participation must be "
                 "theirs, and all else in them the same.",
                 code="plugin.returned",
                 field="method",
