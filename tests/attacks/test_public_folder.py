@@ -610,3 +610,12 @@ def test_a_digest_is_of_files_in_the_order_of_the_parts_of_their_names(tmp_path:
         (tmp_path / name).write_text(name)
     assert list(public_files.list_files(tmp_path)) == ["Z.txt", "a/b/c.txt", "a/b.py", "a-b.py"]
     assert compute_digest(tmp_path) == "dcf6341e5fc8d90a7ed25293cf9c5d5ef7ad0354e8d357f41c913e0ebda0f4b2"
+
+
+def test_callbacks_of_a_public_folder_are_refused(public: Path) -> None:
+    """They would send what a run shows of the records of one party to wherever somebody else has named."""
+    values = put(read_toml(public / "config.toml"), ("callbacks",), [{"name": "tensorboard"}])
+    (public / "config.toml").write_text(tomli_w.dumps(values))
+    with refused("deploy.public") as caught:
+        Consortium.load(public)
+    assert caught.value.field == "callbacks"

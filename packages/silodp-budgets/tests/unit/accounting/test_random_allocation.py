@@ -33,10 +33,13 @@ from silodp.accounting.events import (
     replace_unit,
     reveal_samples,
 )
+from silodp.accounting.ledger import Ledger
 from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
+from silodp.methods import FederationSize, UldpAvg
 from silodp_budgets import random_allocation
 from silodp_budgets.random_allocation import AllocatedRelease, RandomAllocation
+from support.specs import make_spec
 
 DELTA = 1e-5
 SECRET = bytes(range(32))
@@ -336,9 +339,30 @@ def test_an_event_of_a_stranger_has_no_cost(accountant):
     assert not find_accountant("pld").supports(Free(5, Gaussian(2.0)))
 
 
-def test_a_stored_event_without_its_package_is_refused(monkeypatch):
-    stored = event_to_dict(AllocatedRelease(5, Gaussian(2.0)))
+def test_a_stored_event_without_its_package_is_refused(monkeypatch, tmp_path):
+    """Of an event and of a whole ledger, which is not damaged: with the package it is read with the same ε."""
+    event, path = AllocatedRelease(5, Gaussian(2.0)), tmp_path / "ledger.jsonl"
+    stored = event_to_dict(event)
+    with Ledger(path, DELTA, run="a") as ledger:
+        ledger.charge(0, 0, {"server": event})
+        spent = ledger.epsilon("server")
+    with Ledger(path, DELTA, run="a") as ledger:
+        assert ledger.epsilon("server") == spent
     monkeypatch.setattr(events, "EVENTS", Registry("nothing", {}))
-    with pytest.raises(SilodpError) as raised:
-        event_from_dict(stored)
-    assert raised.value.code == "extension.missing"
+    for read in (lambda: event_from_dict(stored), lambda: Ledger(path, DELTA, run="a")):
+        with pytest.raises(SilodpError) as raised:
+            read()
+        assert raised.value.code == "extension.missing"
+
+
+@dataclass(frozen=True)
+class Anyone(RandomAllocation):
+    """A rule of a stranger."""
+
+
+def test_the_rule_of_a_stranger_makes_a_run_one_with_plugins():
+    """Else its guarantee would not assume that other code draws what its event says."""
+    for rule, is_other in ((RandomAllocation(2), False), (Anyone(2), True)):
+        method = UldpAvg(5.0, 0.1, participation=rule)
+        spec = make_spec("", ("a", "b"), method, FederationSize(2, 50), 10, delta=DELTA, rounds=4)
+        assert spec.has_plugins == is_other
