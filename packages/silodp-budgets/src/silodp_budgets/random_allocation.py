@@ -167,11 +167,11 @@ class AllocatedRelease(ExtensionEvent):
         """Return the event as if the round were seen, which costs no less."""
         return replace(self, event=events.multiply_shift(self.event, 2), is_seen=True)
 
-    def in_round(self, place: int, period: int) -> Self:
+    def move_to_round(self, place: int, period: int) -> Self:
         """Return the event of another round of the same allocation."""
         return replace(self, rounds=period, is_first=place == 0)
 
-    def alone(self) -> Event:
+    def isolate_round(self) -> Event:
         """Return what one round releases by itself: that a unit is in no second one is not used."""
         coin = events.RevealedSample if self.is_seen else events.PoissonSampled
         return coin(1 / self.rounds, self.event)

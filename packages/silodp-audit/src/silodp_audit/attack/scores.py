@@ -64,7 +64,7 @@ class Signal:
                 found = cls.of(inner)
                 return found and replace(found, coin=found.coin * rate)
             case events.ExtensionEvent():
-                return cls.of(event.alone())
+                return cls.of(event.isolate_round())
             case events.Group(size, inner):
                 found = cls.of(inner)
                 return found and replace(found, draws=found.draws * size)

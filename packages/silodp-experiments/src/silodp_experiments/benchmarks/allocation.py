@@ -156,7 +156,7 @@ def _spread(
     return result
 
 
-def own_by_label(
+def allocate_by_label(
     records: int, silos: int, generator: np.random.Generator, labels: ArrayLike | None, labels_per_silo: int
 ) -> tuple[Indices, Indices]:
     """Give every record its own user, and every silo about L = `labels_per_silo` different labels.
@@ -261,7 +261,7 @@ def allocate(
             field="pairs",
         )
     if labels_per_silo is not None:
-        return own_by_label(records, silos, generator, labels, labels_per_silo)
+        return allocate_by_label(records, silos, generator, labels, labels_per_silo)
     if labels_per_user is None:
         return deal(scheme, records, users, silos, generator)
     weights = np.full(users, 1 / users) if scheme == "uniform" else zipf_weights(users, USER_EXPONENT)

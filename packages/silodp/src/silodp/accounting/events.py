@@ -123,11 +123,11 @@ class ExtensionEvent(ABC):
         """Return the event where what a unit adds is replaced, and not removed."""
 
     @abstractmethod
-    def in_round(self, place: int, period: int) -> ExtensionEvent:
+    def move_to_round(self, place: int, period: int) -> ExtensionEvent:
         """Return the event of the round at a place in its period, which `Participation.period` rounds make."""
 
     @abstractmethod
-    def alone(self) -> Event:
+    def isolate_round(self) -> Event:
         """Return what the round releases by itself, as an event of this module; attacks score each round so."""
 
     @abstractmethod

@@ -186,7 +186,7 @@ def _check_period(spec: RunSpec) -> None:
     for number in range(spec.rounds):
         found, place = list_allocated(number), number % rounds
         paid = found if place == 0 else paid
-        if (found and rounds == 1) or found != [event.in_round(place, rounds) for event in paid]:
+        if (found and rounds == 1) or found != [event.move_to_round(place, rounds) for event in paid]:
             raise SilodpError(
                 f"{name_class(type(spec.method))}: the event of round {number + 1} is none of its allocation: of the "
                 "rounds of an ExtensionEvent the first one is paid for, so the period of the participation must be "
