@@ -76,7 +76,7 @@ def test_a_loader_that_returns_no_federation_is_refused(tmp_path):
 def test_find_dataset():
     assert find_dataset("embedded") is DATASETS["embedded"]
     with refused("argument.value") as caught:
-        find_dataset("heart")
+        find_dataset("embeded")
     assert caught.value.field == "data.source"
     assert "embedded" in str(caught.value)
 
