@@ -112,10 +112,12 @@ class RandomAllocation(Participation):
             )  # fmt: skip
 
     def measure_sample(self, drawn: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the share of units that are in exactly one round of each allocation that has ended."""
+        """Return the share of units that are in exactly one round of each allocation that has ended, if one has."""
         count = len(drawn) // self.period
+        if not count:
+            return {}
         blocks = drawn[: count * self.period].reshape(count, self.period, -1)
-        return {"in one round of each allocation": float((blocks.sum(axis=1) == 1).mean()) if count else 1.0}
+        return {"in one round of each allocation": float((blocks.sum(axis=1) == 1).mean())}
 
 
 # --- The event ---

@@ -189,8 +189,9 @@ def test_code_of_a_file_travels_to_the_workers(tmp_path, address, silodp):
 
 
 @pytest.mark.slow
-def test_a_model_that_is_another_one_in_another_process_is_refused(tmp_path, silodp):
-    """A set that is sent to a worker is built anew there, in another order."""
+def test_a_model_that_is_another_one_in_another_process_is_refused(tmp_path, silodp, monkeypatch):
+    """The hash of a text is another one in each process, and so is what is ordered by it."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "NAMES = ('alpha', 'beta', 'gamma', 'delta', 'epsilon', 'zeta', 'eta', 'theta')\n"
@@ -198,10 +199,10 @@ def test_a_model_that_is_another_one_in_another_process_is_refused(tmp_path, sil
         "    def __init__(self, features):\n"
         "        super().__init__()\n"
         "        self.parts = torch.nn.ModuleDict({name: torch.nn.Linear(features, 4) for name in NAMES})\n"
-        "        self.out, self.names = torch.nn.Linear(4, 1), set(NAMES)\n"
+        "        self.out = torch.nn.Linear(4, 1)\n"
         "    def forward(self, x):\n"
         "        h = 0\n"
-        "        for name in self.names:\n"
+        "        for name in sorted(NAMES, key=hash):\n"
         "            h = torch.tanh(h + self.parts[name](x))\n"
         "        return self.out(h)\n"
         "def network(features):\n"

@@ -366,3 +366,10 @@ def test_the_rule_of_a_stranger_makes_a_run_one_with_plugins():
         method = UldpAvg(5.0, 0.1, participation=rule)
         spec = make_spec("", ("a", "b"), method, FederationSize(2, 50), 10, delta=DELTA, rounds=4)
         assert spec.has_plugins == is_other
+
+
+def test_the_sample_of_an_allocation_is_measured_once_it_has_ended():
+    rule = RandomAllocation(rounds=2)
+    drawn = np.array([[True, False, True], [False, True, True], [True, False, False]])
+    assert rule.measure_sample(drawn[:1]) == {}
+    assert rule.measure_sample(drawn) == {"in one round of each allocation": 2 / 3}

@@ -23,7 +23,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
-from silodp.errors import SilodpError, name_file
+from silodp.errors import SilodpError
 from silodp.parsing import MALFORMED, is_format, parse_json, parse_toml, refuse_malformed
 from silodp.report.audit import AuditResult, audit_run
 from silodp.report.cohort import CohortRecord, read_cohort
@@ -31,6 +31,7 @@ from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.report.sections import Alarm, ReportSection, read_sections
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metrics
+from silodp.wire.files import write_durably
 
 _T = TypeVar("_T")
 
@@ -287,8 +288,8 @@ def keep_private(directory: Path, name: str, fields: Mapping[str, Any]) -> None:
     _check_directory(directory)
     path = directory / "plots" / name
     path.parent.mkdir(exist_ok=True)
-    with name_file(path):
-        path.write_text(json.dumps(fields, ensure_ascii=False) + "\n", encoding="utf-8")
+    # In one step: a report that is written after a full disk finds no half of a file.
+    write_durably(path, (json.dumps(fields, ensure_ascii=False) + "\n").encode())
 
 
 def read_private(directory: Path, name: str, kind: type[_T]) -> _T | None:

@@ -437,19 +437,21 @@ def test_a_file_that_is_no_profile_is_refused(content: bytes, tmp_path: Path) ->
             load_profile(path)
 
 
-def test_a_column_of_50000_is_read_in_less_than_a_third_of_a_second() -> None:
+def test_a_column_is_read_in_a_third_of_the_time_of_its_cells() -> None:
     rng = np.random.default_rng(0)
-    digits = rng.integers(0, 10, (60_000, 9))
+    digits = rng.integers(0, 10, (24_000, 9))
     last = -(digits * np.arange(10, 1, -1)).sum(axis=1) % 11
-    good = [f"{''.join(map(str, row))}{c}" for row, c in zip(digits, last, strict=True) if c < 10][:50_000]
-    assert len(good) == 50_000
+    good = [f"{''.join(map(str, row))}{c}" for row, c in zip(digits, last, strict=True) if c < 10][:20_000]
+    assert len(good) == 20_000
     for cells in (good, [f"{c[:3]}-{c[3:6]}-{c[6:]}" for c in good], [full_width(c) for c in good]):
-        times = []
+        ratios = []
         for _ in range(3):
             begin = time.process_time()
-            assert HEART.normalize_column(cells) == good
-            times.append(time.process_time() - begin)
-        assert min(times) < 0.3
+            column = HEART.normalize_column(cells)
+            middle = time.process_time()
+            assert column == [HEART.normalize(cell, 1) for cell in cells] == good
+            ratios.append((time.process_time() - middle) / (middle - begin))
+        assert max(ratios) > 3
 
 
 # --- tables ---
