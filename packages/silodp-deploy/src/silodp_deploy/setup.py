@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.plugins import is_reference, split_reference
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
@@ -21,6 +20,7 @@ from silodp.data.tables.schema import normalize_key
 from silodp.errors import SilodpError, require
 from silodp.methods.base import supports
 from silodp.parsing import MALFORMED, parse_json
+from silodp.plugins import is_reference, split_reference
 from silodp.runtime.run_directory import hold_lock
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably

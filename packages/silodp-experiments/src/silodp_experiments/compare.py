@@ -22,13 +22,13 @@ from silodp.accounting.events import NonPrivate
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators import Plain, RunSpec
-from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
 from silodp.config.schema import TaskSection
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
 from silodp.parsing import MALFORMED, parse_json
+from silodp.plugins import is_reference, locate_code
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import ADVERSARY_LABELS, is_only_claimed

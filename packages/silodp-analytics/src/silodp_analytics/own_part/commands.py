@@ -273,8 +273,8 @@ def _read_table(schema: Any, table: Path, silo: str | None) -> SiloData:
 
 def _find_loss(section: TaskSection) -> Any:
     """Return the loss of the run; None where it is the default one."""
-    from silodp.config.plugins import is_reference
     from silodp.config.task import find_loss
+    from silodp.plugins import is_reference
 
     if section.loss is None:
         return None

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from silodp.cli.run import run_config
-from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import load_config
+from silodp.plugins import refuse_plugins
 from silodp.report.page import write_report
 from silodp_analytics.statistics.config import derive_statistics
 from support.refusals import refused

@@ -15,7 +15,6 @@ from silodp.accounting.guarantee import Guarantee
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.callbacks import make_callbacks
-from silodp.config.plugins import is_reference
 from silodp.config.resolve import ResolvedRun
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.config.schema import RunConfig
@@ -23,6 +22,7 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.plugins import is_reference
 from silodp.report.callbacks import KeepPrivateResults, WriteReport
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number

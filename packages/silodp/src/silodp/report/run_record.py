@@ -22,9 +22,9 @@ from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
-from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError
 from silodp.parsing import MALFORMED, is_format, parse_json, parse_toml, refuse_malformed
+from silodp.plugins import refuse_plugins
 from silodp.report.audit import AuditResult, audit_run
 from silodp.report.cohort import CohortRecord, read_cohort
 from silodp.report.guarantee_text import is_valid_guarantee
