@@ -26,7 +26,7 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
-from silodp.plugins import find_reference, import_reference
+from silodp.plugins import find_reference, import_reference, refuse_plugins
 from silodp.runtime.inspection import describe_model
 from silodp.runtime.prepare import prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
@@ -249,7 +249,8 @@ def read_table_schema(config: RunConfig) -> Schema | None:
     """
     if config.data.get("source") != "tables":
         return None
-    schema: Schema = _resolve_data(config)[1]["schema"]
+    with refuse_plugins("no code outside silodp runs here"):
+        schema: Schema = _resolve_data(config)[1]["schema"]
     return schema
 
 
