@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
         "uniform": (10, TRAINED),
         "by records": (10, {**TRAINED, "weighting": "records"}),
         "by presence": (10, {**TRAINED, "weighting": "present"}),
-        "at home": (10, {**TRAINED, "weighting": "home"}),
+        "primary silo": (10, {**TRAINED, "weighting": "primary_silo"}),
         "uniform, q = .3": (10, {**TRAINED, "user_sampling": 0.3}),
         "by records, q = .3": (10, {**TRAINED, "weighting": "records", "user_sampling": 0.3}),
     },

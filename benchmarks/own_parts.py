@@ -5,9 +5,10 @@
     SILODP_DATA=DIR python benchmarks/own_parts.py states --records 2000 --seeds 3 --counts-noise 4
 
 The shared model is logistic regression by `uldp-sgd`, 20 rounds, σ = 5, step 1, everyone in each round, weights at
-home: ε = 3.85 at δ = 10⁻⁵ against whoever sees the models. A model of a silo alone and an own part are trained without
-noise, as they do not leave the silo, both by the search of `silodp fine-tune` for the number of epochs. Printed are the
-area under the ROC curve and the log loss on the held-out records, means over silos, ± the standard error over seeds.
+primary silo: ε = 3.85 at δ = 10⁻⁵ against whoever sees the models. A model of a silo alone and an own part are trained
+without noise, as they do not leave the silo, both by the search of `silodp fine-tune` for the number of epochs. Printed
+are the area under the ROC curve and the log loss on the held-out records, means over silos, ± the standard error over
+seeds.
 
 With `--counts-noise` the shared model is recalibrated by noisy counts of half of the held-out records, in place of own
 parts, and measured on the other half; ε is then that of the run and its counts together.
@@ -56,7 +57,7 @@ def train(
     """Train the shared model."""
     torch.manual_seed(seed)
     task = silodp.Task(nn.Linear(federation.silos[0].x.shape[1], 1), binary_cross_entropy())
-    method = silodp.methods.UldpSgd(5.0, step=1.0, weighting="home")
+    method = silodp.methods.UldpSgd(5.0, step=1.0, weighting="primary_silo")
     every = {"evaluate_every": 20} if evaluation is None else {"evaluation": evaluation}
     return silodp.train(federation, task, method, rounds=20, seed=seed, **every)
 

@@ -574,7 +574,7 @@ def test_the_test_sees_what_is_printed(text, secret):
 PUBLIC = {
     "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.commitment",
     "ClientHello.signature", "HandshakeState.nonce", "Session.transcript", "Session.identities", "Session.commitments",
-    "HomeParameters.session",
+    "PrimarySiloParameters.session",
     "ReciprocalParameters.session",
     "ShareParameters.session",
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",

@@ -95,7 +95,7 @@ LATTICE = (
 count_cap = 40
 attempts = 20"""
 )
-SELECT = config(AVG, head='aggregator = "select"\n', more='weighting = "home"')
+SELECT = config(AVG, head='aggregator = "select"\n', more='weighting = "primary_silo"')
 LONG = MASKED.replace("rounds = 3", "rounds = 12")
 RUNS = {
     "plain": PLAIN,

@@ -251,13 +251,13 @@ PRIVATE_WEIGHTS = (
     "private weights at their worst: canaries have one record in one silo, so a silo sees half of what it was charged "
     "for, and weights n/(n + 1) move sums half as far as was charged."
 )
-HOMES_THAT_MOVE = (
-    "rows that move from one home to another: canaries have records in one silo alone, so a silo sees half of what it "
-    "was charged for."
+PRIMARY_SILOS_THAT_MOVE = (
+    "rows that move from one primary silo to another: canaries have records in one silo alone, so a silo sees half of "
+    "what it was charged for."
 )
 _UNTESTED_WEIGHTS: Mapping[WeightRule | None, tuple[str, ...]] = {
     "shares": (PRIVATE_WEIGHTS,),
-    "home": (HOMES_THAT_MOVE,),
+    "primary_silo": (PRIMARY_SILOS_THAT_MOVE,),
 }
 
 

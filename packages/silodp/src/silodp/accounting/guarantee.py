@@ -248,10 +248,10 @@ SERVER_FOLLOWS = Assumption(
     SERVER_OPERATOR,
 )
 """Of aggregators with masks; a guarantee leaves it out where nothing is sampled and weights are public."""
-SERVER_CHOOSES_HOMES = Assumption(
-    "server-chooses-homes",
+SERVER_CHOOSES_PRIMARY_SILOS = Assumption(
+    "server-chooses-primary-silos",
     "the server follows the protocol: it draws samples as the method says, and chooses each person's row from their "
-    "home alone (a silo cannot check what is chosen in another one)",
+    "primary silo alone (a silo cannot check what is chosen in another one)",
     SERVER_OPERATOR,
 )
 UNTIMED = Assumption(
