@@ -66,9 +66,9 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     # Names become paths of certificates and folders.
     for name in data.silos:
         check_party_name(name)
-    if resolved.config.separate is None and supports(type(resolved.method), "can_separate"):
+    if resolved.config.isolate_units is None and supports(type(resolved.method), "can_isolate_units"):
         # The server of a deployment is somebody else, who may choose models for an attack.
-        resolved = resolve(resolved.config.model_copy(update={"separate": True}))
+        resolved = resolve(resolved.config.model_copy(update={"isolate_units": True}))
     spec = resolved.prepare(data, resolved.build_task(data))
     if resolved.config.data["source"] == "tables":
         from silodp_deploy.records import check_index

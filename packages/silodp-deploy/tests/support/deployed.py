@@ -120,7 +120,7 @@ def simulate(folder: Path, text: str) -> Path:
         settings.method,
         out=folder / "simulated",
         # As `silodp deploy init` sets it where the configuration says nothing.
-        **{**settings.settings(), "separate": supports(type(settings.method), "can_separate")},
+        **{**settings.settings(), "isolate_units": supports(type(settings.method), "can_isolate_units")},
     )
     return folder / "simulated"
 

@@ -231,7 +231,7 @@ def attack_method(
         level: The probability that right code is called a violation, and that a test of its noise fails.
         evaluation: An evaluation by sums of counts; what it tells is tested too.
         make_parties: Makes the silos from federation and task, for tests of the attack.
-        settings: Other arguments of `silodp.train`: delta, accountant, budget, separate, seed.
+        settings: Other arguments of `silodp.train`: delta, accountant, budget, isolate_units, seed.
 
     Returns:
         A row for each adversary, tests of the noise, a verdict, and what was not looked for.

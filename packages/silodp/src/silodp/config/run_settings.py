@@ -79,7 +79,7 @@ class RunSettings:
             "delta": self.config.delta,
             "silo_limits": self.config.silo_limits,
             "evaluation": self.evaluation,
-            "separate": bool(self.config.separate),
+            "isolate_units": bool(self.config.isolate_units),
         }
 
     def assemble_spec(self, data: PublicData, model: ModelSpec, **more: Any) -> RunSpec:

@@ -93,7 +93,7 @@ class RunConfig(_Section):
     aggregator: str = "plain"
     aggregation: TomlTable = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1, le=MAX_WHOLE)] = 1
-    separate: bool | None = None
+    isolate_units: bool | None = None
     data: TomlTable
     task: TaskSection = Field(default_factory=TaskSection)
     method: TomlTable

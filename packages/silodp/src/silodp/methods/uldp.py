@@ -216,7 +216,7 @@ class UldpAvg(base.Method):
     # --- Budgets of single persons ---
 
     budgets_of: ClassVar[Unit | None] = "user"
-    can_separate: ClassVar[bool] = True
+    can_isolate_units: ClassVar[bool] = True
     can_split: ClassVar[bool] = True
 
     @property
@@ -373,7 +373,7 @@ class UldpAvg(base.Method):
             context.user[present],
             self.local,
             context.randomness.torch("batches"),
-            separate=context.separate,
+            isolate_units=context.isolate_units,
         )
         rows = (
             clip_rows(
