@@ -239,7 +239,7 @@ class Mask(nn.Module):
         return self.last(x).squeeze(1)
 
 
-@pytest.mark.parametrize("kind", ["classes", "two", "places", "mask", "real", "survival"])
+@pytest.mark.parametrize("kind", ["classes", "two", "dense_labels", "mask", "real", "survival"])
 def test_every_kind_of_label(kind: str) -> None:
     coins, user = np.random.default_rng(0), np.arange(30) // 2
     x = coins.standard_normal((30, 4)).astype(np.float32)
@@ -251,7 +251,7 @@ def test_every_kind_of_label(kind: str) -> None:
             binary_cross_entropy(),
             2,
         ),
-        "places": (unet((1, 4, 4), 3), coins.integers(0, 3, (30, 4, 4)), cross_entropy(), 4),
+        "dense_labels": (unet((1, 4, 4), 3), coins.integers(0, 3, (30, 4, 4)), cross_entropy(), 4),
         "mask": (Mask(), coins.integers(0, 2, (30, 2, 4)), binary_cross_entropy(), 2),
         "real": (nn.Linear(4, 2), coins.standard_normal((30, 2)).astype(np.float32), squared_error(), 3),
         "survival": (
@@ -263,7 +263,7 @@ def test_every_kind_of_label(kind: str) -> None:
     }[kind]
     if kind == "mask":  # two rows of places are no two logits
         x = coins.standard_normal((30, 1, 2, 4)).astype(np.float32)
-    if kind == "places":
+    if kind == "dense_labels":
         x = coins.standard_normal((30, 1, 4, 4)).astype(np.float32)
     tensors, _ = train_silo_head(model, loss, (x, y, user), local=LocalTraining(0.01, 2, 8), seed=0)
     assert sum(one.numel() for one in tensors.values()) == size
