@@ -11,7 +11,7 @@ import pytest
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.methods import METHODS, UldpAvg
 from silodp.training.sgd import LocalTraining
-from silodp_audit.attack.play import attack_method
+from silodp_audit.attack.audit_run import attack_method
 from silodp_budgets.rpdp.method import Rpdp
 from support.attacked import SETTINGS
 from support.benchmark_scripts import load_benchmark
