@@ -139,9 +139,9 @@ def train(
         series=series,
         isolate_units=isolate_units,
     )
-    # Doubts have private counts, and whoever calls this function has the tables.
-    for doubt in list_data_warnings(federation, task, spec.method):
-        _log.warning("%s", doubt)
+    # Warnings have private counts, and whoever calls this function has the tables.
+    for warning in list_data_warnings(federation, task, spec.method):
+        _log.warning("%s", warning)
     return run(
         spec,
         Simulation(federation, task, workers if isinstance(workers, Executor) else make_executor(workers)),
