@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
-import shlex
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -22,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from silodp.data.tables._text import name_setting
 from silodp.data.tables.columns import Reader, header_text
 from silodp.errors import SilodpError
 from silodp.text import first_line, name_extra, pluralize
@@ -600,38 +599,3 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
         "spreadsheet programs 'CSV UTF-8')",
         code="data.encoding",
     )
-
-
-def name_setting(name: str, value: str | list[str] = "", other: str = "") -> str:
-    """Return where a setting of the reader is made, for messages; `other` is a setting that may go with it."""
-    setting = f"{name} = {quote(value)}" if value else name
-    given = value if isinstance(value, str) else value[0]
-    option = f"--{name} {_quote_for_shell(given)}" if value else f"--{name}"
-    return (
-        f"{setting}{other} in [data.schema.reader] or, for one silo alone, [data.schema.readers] (in commands that "
-        f"read one table: {option})"
-    )
-
-
-def name_date(column: str) -> str:
-    """Return where the layout of a column of dates is set, for messages."""
-    return f"date, or for one silo alone dates = {{ {quote(column)} = LAYOUT }} in [data.schema.readers]"
-
-
-def name_date_option(column: str) -> str:
-    """Return the option of predict that gives the layout of a column of dates, for messages."""
-    return f"--date {_quote_for_shell(f'{column}=LAYOUT')}"
-
-
-def name_missing_option(text: str) -> str:
-    """Return the option of predict that says which text stands for no value, for messages."""
-    return f"--missing {_quote_for_shell(text)}"
-
-
-def quote(value: str | list[str]) -> str:
-    """Return text, or a list of texts, as TOML has it, in a comment too."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _quote_for_shell(text: str) -> str:
-    return shlex.quote(text.replace("\t", r"\t"))

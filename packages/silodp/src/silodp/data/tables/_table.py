@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
 from silodp.data.tables import _cells, _files
-from silodp.data.tables._cells import shorten_whole
+from silodp.data.tables._text import describe_header, format_names, shorten_whole
 from silodp.data.tables.cells import Cells, Refusals, join_faults, read_column
 from silodp.data.tables.columns import Reader, TableMapping, header_text, text_of, to_cell
 from silodp.data.tables.kinds.categorical import read_answers, read_codes
@@ -127,6 +127,11 @@ class Table:
             )
         if dropped := found.count(None):
             _log.warning("%s: %d rows without an identifier dropped", where, dropped)
+        texts = np.array([key or "" for key in found], dtype=object)
+        is_text = np.ones(len(found), dtype=bool)
+        cells[schema.user] = replace(
+            cells[schema.user], texts=texts, is_text=is_text, is_date=~is_text, rows=np.arange(len(found))
+        )
         return cls(schema, cells, refusals, None, found)
 
     @classmethod
@@ -159,7 +164,7 @@ class Table:
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
             frame, header = _files.read_frame(source, schema.reader, [*names.values(), *copied])
-        needed = f"give the table the columns {_cells.format_names(list(names.values()))}"
+        needed = f"give the table the columns {format_names(list(names.values()))}"
         check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
         refusals = Refusals(path, is_fixed=True)
         return cls(
@@ -179,9 +184,9 @@ class Table:
     @cached_property
     def keys(self) -> _cells.Strings:
         """(n,) user keys as text, none missing; "" in dropped rows only."""
-        if self.identifiers is not None:  # the profile has refused what is missing
-            return np.array([key or "" for key in self.identifiers], dtype=object)
         cells = self.cells[self.schema.user]
+        if self.identifiers is not None:  # the profile has refused what is missing
+            return cells.texts
         self._refuse_typed_keys(cells)
         names_none = cells.mark(names_no_person) | cells.is_missing
         cells.refuse(names_none, "names no user", "give every record a user key")
@@ -235,8 +240,9 @@ class Table:
         share = self.schema.test_share
         if share is not None:
             # By the key, not by the row: a person in both splits would make the metrics too good.
-            keys, rows = np.unique(self.keys.astype(str), return_inverse=True)
-            return np.array([is_test_person(key, share) for key in keys.tolist()], dtype=bool)[rows]
+            # By a dict: texts of numpy end before their last zero characters.
+            known = {key: is_test_person(key, share) for key in set(self.keys)}
+            return np.array([known[key] for key in self.keys], dtype=bool)
         if self.schema.split is None:
             return np.zeros(self.size, dtype=bool)
         cells = self.cells[self.schema.split]
@@ -337,15 +343,18 @@ class Table:
 def _encode(kind: Column, cells: Cells, features: int) -> NDArray[Any]:
     """Return the features (d, k) of distinct cells; of a plug-in, whose array is no such one, refuse it."""
     encoded = kind.encode(cells)
-    is_whole = np.shape(encoded) == (len(cells.texts), features)
-    if not is_own(type(kind)) and not (is_whole and (cells.is_refused or np.isfinite(encoded).all())):
+    if is_own(type(kind)):
+        return encoded
+    numbers = np.asarray(encoded)
+    is_right = numbers.shape == (len(cells.texts), features) and numbers.dtype.kind in "biuf"
+    if not is_right or not (cells.is_refused or np.isfinite(numbers.astype(np.float32)).all()):
         raise SilodpError(
             f"data.schema.other.{cells.column}: {name_class(type(kind))}.encode must return finite numbers of the "
             f"shape ({len(cells.texts)}, {features}), one row for each distinct cell: correct it.",
             code="plugin.returned",
             field=cells.column,
         )
-    return encoded
+    return numbers
 
 
 def read_cells(
@@ -364,7 +373,7 @@ def read_cells(
     """
     frame, header = _files.read_frame(path, reader, [column])
     check_columns(path, header, {column: setting})
-    _check_rows(path, frame)
+    check_rows(path, frame)
     return _cells.list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
@@ -389,7 +398,7 @@ def check_columns(
         wrong = "appears twice" if name in header else "is missing"
         hint = suggest_name(name, header) if is_header and name not in header and not remedy else None
         listed = (
-            f"; it has {_cells.describe_header(header)}"
+            f"; it has {describe_header(header)}"
             if is_header
             else ", whose first row must be the header, with nothing above the header"
         )
@@ -413,7 +422,7 @@ def _take_columns(
     mapping: TableMapping,
 ) -> dict[str, Cells]:
     """Return the cells of the columns `names` (in the schema → in the file), mapped values replaced."""
-    _check_rows(refusals.path, frame)
+    check_rows(refusals.path, frame)
     found = {}
     for column, name in names.items():
         texts, is_text, is_date, rows = read_column(frame[header_text(name)], refusals.path, reader.decimal)
@@ -445,7 +454,7 @@ def _take_columns(
     return found
 
 
-def _check_rows(path: Path, frame: pd.DataFrame) -> None:
+def check_rows(path: Path, frame: pd.DataFrame) -> None:
     """Raise for a table without rows."""
     if frame.empty:
         raise SilodpError(

@@ -21,7 +21,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from silodp.data.identity.spellings import MISSING
-from silodp.data.tables._cells import Strings, parse_numbers, read_distinct, shorten_whole
+from silodp.data.tables import _files
+from silodp.data.tables._cells import Strings, parse_numbers, read_distinct
+from silodp.data.tables._text import AS_TRAINED, shorten_whole
 from silodp.data.tables.columns import Reader, text_of
 from silodp.errors import SilodpError
 from silodp.text import pluralize
@@ -30,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_FAULTS = 20
 """The most faults that a message lists."""
-AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 
 
 @dataclass
@@ -142,6 +143,16 @@ class Cells:
     def path(self) -> Path:
         """The path of the file."""
         return self.refusals.path
+
+    @property
+    def in_text_file(self) -> bool:
+        """Whether all cells are text, of which the reader knows the decimal mark."""
+        return _files.is_text_file(self.path)
+
+    @property
+    def in_workbook(self) -> bool:
+        """Whether the cells are those of a spreadsheet program."""
+        return _files.is_workbook(self.path)
 
     def expand(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values of the distinct cells, (d, ...), as values of the rows, (n, ...)."""

@@ -17,9 +17,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from silodp.data.identity.spellings import MISSING
-from silodp.data.tables._cells import format_cell, parse_date, parse_numbers
-from silodp.data.tables._files import quote, read_frame
-from silodp.data.tables._table import check_columns
+from silodp.data.tables._cells import format_cell, parse_numbers
+from silodp.data.tables._files import read_frame
+from silodp.data.tables._table import check_columns, check_rows
+from silodp.data.tables._text import parse_date, quote
 from silodp.data.tables.columns import Reader
 
 MAX_CATEGORIES = 20
@@ -49,6 +50,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     check_columns(path, header, {user: "user", label: "label"})
     if not {user, label} <= set(frame.columns):
         read_frame(path, reader, (user, label))  # raises an error that says why they cannot be read
+    check_rows(path, frame)
     marks = MISSING | {text.lower() for text in reader.missing}
     cells = {}
     for name in header:

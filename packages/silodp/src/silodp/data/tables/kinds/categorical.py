@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.tables._cells import format_names
-from silodp.data.tables.cells import Cells
+from silodp.data.tables._text import format_names
 from silodp.data.tables.columns import check_values, refuse_schema, text_of, to_cell
 from silodp.data.tables.kinds.column import Column
 from silodp.text import shorten
+
+if TYPE_CHECKING:
+    from silodp.data.tables.cells import Cells
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})

@@ -9,18 +9,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.silo_data import scale_to_range
-from silodp.data.tables import _files
-from silodp.data.tables._cells import needs_all_digits, parse_date
-from silodp.data.tables.cells import AS_TRAINED, Cells
+from silodp.data.tables._text import (
+    AS_TRAINED,
+    name_date,
+    name_date_option,
+    name_missing_option,
+    name_setting,
+    needs_all_digits,
+    parse_date,
+)
 from silodp.data.tables.columns import find_typical_fault, is_layout, is_pair, refuse_schema
 from silodp.data.tables.kinds.column import Column
 from silodp.text import pluralize
+
+if TYPE_CHECKING:
+    from silodp.data.tables.cells import Cells
 
 _log = logging.getLogger(__name__)
 
@@ -129,9 +138,9 @@ class NumericColumn(Column):
         )
         # Programs write -9 or 999 for no value: to widen the range for it would spoil the scale.
         if _MISSING_CODE.fullmatch(first):
-            remedy += f", or, if {first} stands for no value, set {_files.name_setting('missing', [first])}"
+            remedy += f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
         if self.fill is not None:
-            fixed = f"if it stands for no value, give {_files.name_missing_option(first)}; else {fixed}"
+            fixed = f"if it stands for no value, give {name_missing_option(first)}; else {fixed}"
         why = f"is outside the declared range {low:g}..{high:g}{unit}"
         cells.refuse(outside, why, cells.advise(remedy, fixed))
 
@@ -201,7 +210,7 @@ def _explain_no_number(cells: Cells, wrong: NDArray[np.bool_]) -> tuple[str, str
             "has a point, and the decimal mark is declared as ','",
             f"{remedy}, and with decimal commas",
         )
-    comma = f"set {_files.name_setting('decimal', ',')}"
+    comma = f"set {name_setting('decimal', ',')}"
     if cells.reader.decimal == "." and _THOUSANDS.fullmatch(first):
         return (
             "has a comma that may stand for thousands",
@@ -220,13 +229,13 @@ def _explain_no_number(cells: Cells, wrong: NDArray[np.bool_]) -> tuple[str, str
         return (
             "is a number with other characters",
             "clean the column, so that its cells are numbers without units or other characters, or, if the "
-            f"decimal mark is another one, set {_files.name_setting('decimal')}",
+            f"decimal mark is another one, set {name_setting('decimal')}",
         )
     if is_feature and wrong.all() and len(set(cells.texts[~cells.is_missing])) > 1:
         remedy = "declare the column as categorical, with its public categories"
         return "is no number, as all others of the column", cells.advise(remedy)
     # A value for missing cells does not help here: this text is not known to stand for none.
-    none = f"or, if this stands for no value, set {_files.name_setting('missing', [first])}"
+    none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
     remedy = f"correct the cell, {none}; {remedy}" if is_feature else remedy
     return "is no finite number", cells.advise(remedy, f"{AS_TRAINED}, {none}")
 
@@ -260,13 +269,13 @@ def _read_days(cells: Cells, constants: NumericColumn) -> NDArray[np.float64]:
             for day, is_date in zip(found, cells.is_date, strict=True)
         ]
         cells.refuse(
-            np.array(early, dtype=bool) & ~missing & _files.is_workbook(cells.path),
+            np.array(early, dtype=bool) & ~missing & cells.in_workbook,
             "is a day of a workbook before March 1900, which is another day in other programs: Excel has a 29 "
             "February 1900",
             "write all days as text, or declare this one as missing if it stands for none",
         )
     # Cells of a Parquet file may be dates of ISO 8601 as text; in text files the declared layout decides alone.
-    if not of_layout.any() and not _files.is_text_file(cells.path):
+    if not of_layout.any() and not cells.in_text_file:
         found = [day or parse_date(text) for day, text in zip(found, cells.texts, strict=True)]
     days = [np.nan if day is None else (day - since) / datetime.timedelta(days=1) for day in found]
     values = np.array(days, dtype=np.float64)
@@ -277,9 +286,9 @@ def _read_days(cells: Cells, constants: NumericColumn) -> NDArray[np.float64]:
         why += ", where each number has all its digits (a first zero may be lost: export the column as text)"
     if constants.missing is not None:
         wrong &= ~missing
-    remedy = f"correct the layout ({_files.name_date(cells.column)}), "
+    remedy = f"correct the layout ({name_date(cells.column)}), "
     remedy += "or declare missing for the column where cells are empty"
-    fixed = f"give the layout of this table ({_files.name_date_option(cells.column)}), or correct the cell"
+    fixed = f"give the layout of this table ({name_date_option(cells.column)}), or correct the cell"
     cells.refuse(wrong, why, cells.advise(remedy, fixed))
     return values
 
