@@ -22,8 +22,8 @@ from silodp.errors import SilodpError
 from silodp.methods import METHODS, Ddp, Method, UldpAvg
 from silodp.training.sgd import LocalTraining
 from silodp_analytics.evaluation.series import Evaluation
+from silodp_audit.attack.audit_run import AttackResult, Target, attack_method, audit_evaluation
 from silodp_audit.attack.evidence import bound_share
-from silodp_audit.attack.play import AttackResult, Target, attack_method, play_evaluation
 from silodp_budgets.random_allocation import RandomAllocation
 from timing import show_help
 
@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
         "uniform": (10, TRAINED),
         "by records": (10, {**TRAINED, "weighting": "records"}),
         "by presence": (10, {**TRAINED, "weighting": "present"}),
-        "at home": (10, {**TRAINED, "weighting": "home"}),
+        "primary silo": (10, {**TRAINED, "weighting": "primary_silo"}),
         "uniform, q = .3": (10, {**TRAINED, "user_sampling": 0.3}),
         "by records, q = .3": (10, {**TRAINED, "weighting": "records", "user_sampling": 0.3}),
     },
@@ -130,7 +130,7 @@ class Row:
             if self.method == EVALUATION:
                 settings, method = EVALUATED[self.variant]
                 evaluation = Evaluation("sums", noise_multiplier=1.0, **settings)
-                return play_evaluation(Target(method, ("a", "b", "c"), 1, arguments, evaluation), **shared)
+                return audit_evaluation(Target(method, ("a", "b", "c"), 1, arguments, evaluation), **shared)
             rounds, settings = VARIANTS[self.method][self.variant]
             return attack_method(
                 METHODS[self.method](**settings),

@@ -24,8 +24,8 @@ from silodp.accounting.trade_off import TradeOff, compose_trade_off
 from silodp.mechanisms.clipping import Bounds
 from silodp.methods.roles import FederationSize
 from silodp.training.sgd import LocalTraining
+from silodp_audit.attack.audit_run import AttackResult, attack_method
 from silodp_audit.attack.evidence import Evidence, NoiseFamily, bound_share, compute_p, weigh_evidence
-from silodp_audit.attack.play import AttackResult, attack_method
 from silodp_budgets.rpdp.method import Rpdp
 from silodp_experiments.uldp_baselines import UldpNaive
 from timing import show_help
@@ -93,7 +93,7 @@ class PaperNaive(UldpNaive):
 
 
 def attack_naive() -> Claim:
-    """Each round of the rehearsal is a trial of the claim of one round."""
+    """Each round of the canary run is a trial of the claim of one round."""
     sigma = 2.0
     result = attack_method(
         PaperNaive(sigma, 1.0, LocalTraining(learning_rate=0.01)), rounds=400, adversaries=("released",)
@@ -119,7 +119,7 @@ def attack_rpdp(budget: float = 0.1, delta: float = 1e-3) -> Claim:
 def judge_again(
     who: str, result: AttackResult, claim: TradeOff, claimed: float, proven: list[EventCount]
 ) -> Claim:
-    """Return what the scores of a rehearsal say against another claim than that of silodp."""
+    """Return what the scores of a canary run say against another claim than that of silodp."""
     (row,) = result.rows
     assert row.measured is not None
     family, measured = NoiseFamily(proven), row.measured

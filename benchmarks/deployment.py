@@ -32,7 +32,7 @@ CONFIG = """
 name = "speed"
 rounds = {rounds}
 seed = 7
-separate = false
+isolate_units = false
 aggregator = "{aggregator}"
 [data]
 source = "heart_disease"

@@ -7,8 +7,9 @@ persons and silos as those of creditcard are). The model is linear; digits are m
 area under the ROC curve.
 
 A person may have records under one verified id and under other ids that nobody links: they weigh at most
-λ + S·(1 − λ)/S = 1 together, so ε is that of uniform weights, which are the only others that need no links. "home" and
-"present" are shown for comparison: they weigh a person who has k ids that nobody links up to k times.
+λ + S·(1 − λ)/S = 1 together, so ε is that of uniform weights, which are the only others that need no links.
+"primary_silo" and "present" are shown for comparison: they weigh a person who has k ids that nobody links up to k
+times.
 
 Every number is the best of two moves per round (`step` 1 and 3), as for all our settings, and the mean over seeds with
 its standard error. ε = 1 at δ = 10⁻⁵ against whoever sees the models, T = 10, everyone in each round.
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    weightings = ("uniform", "present", "home")
+    weightings = ("uniform", "present", "primary_silo")
     kinds = [(part, share) for part in VERIFIED for share in SHARES]
     names = [*weightings, *(f"{part:.0%}, λ = {share}" for part, share in kinds)]
     print(f"| {given.data}, U = {given.users} | silos of a person | {' | '.join(names)} |")
@@ -115,7 +116,7 @@ def main() -> None:
         for part, share in kinds:
             renumbered, users = verify_some(federation, part)
             verified = VerifiedIds(users, share)
-            found.append(measure(renumbered, given.seeds, weighting="home", verified=verified))
+            found.append(measure(renumbered, given.seeds, weighting="primary_silo", verified=verified))
         cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in found]
         spread = float((federation.counts() > 0).sum(0).mean())
         print(f"| S = {silos} | {spread:.1f} | {' | '.join(cells)} |", flush=True)

@@ -71,8 +71,8 @@ def heart() -> list[dict[str, Any]]:
         return []
     federation = replace(benchmarks.heart_disease(root=DATA, users=50), test=None)
     task = Task(torch.nn.Linear(federation.silos[0].x.shape[1], 1), binary_cross_entropy())
-    home = replace(METHOD, weighting="home")
-    cases: list[tuple[Aggregator, UldpAvg]] = [(Masked(), home), (Select(), home), (Lattice(), METHOD)]
+    primary = replace(METHOD, weighting="primary_silo")
+    cases: list[tuple[Aggregator, UldpAvg]] = [(Masked(), primary), (Select(), primary), (Lattice(), METHOD)]
     return [
         {
             "run": f"heart, d = {task.size}, U = 50, S = 4, weights {method.weighting}",
@@ -84,12 +84,12 @@ def heart() -> list[dict[str, Any]]:
 
 
 def select() -> list[dict[str, Any]]:
-    """Homes against weights by records, where U·d grows: 1.4·10⁵, 2·10⁶, 10⁷."""
+    """Primary silos against weights by records, where U·d grows: 1.4·10⁵, 2·10⁶, 10⁷."""
     rows = []
     for users, features in ((1_000, 69), (100, 10_000), (1_000, 5_000)):
         federation = zipf_federation(users, 5, features, 5 * users)
         task = Task(torch.nn.Linear(features, 2), cross_entropy())
-        for aggregator, weighting in ((Select(), "home"), (Lattice(count_cap=50), "records")):
+        for aggregator, weighting in ((Select(), "primary_silo"), (Lattice(count_cap=50), "records")):
             rows.append(
                 {"run": f"linear, d = {task.size}, U = {users}, S = 5", "aggregator": aggregator.name}
                 | phases(federation, task, replace(METHOD, weighting=weighting), aggregator)

@@ -148,7 +148,7 @@ for users in (100, 1000):
     private, public = people | {"normalize": "private"}, people | {"normalize": "public"}
     if users == 100:
         # With much noise a smaller step, which is the default.
-        best = ours(3.0, "records", "10.0", "3.85") | ours(1.0, "home", "1")
+        best = ours(3.0, "records", "10.0", "3.85") | ours(1.0, "primary_silo", "1")
     else:
         best = ours(10.0, "records", "10.0", "3.85", "1")
     QUICK.append(
@@ -181,7 +181,7 @@ QUICK.append(Job("sgd-published", "sgd", "U=100", "creditcard", people, 20, both
 for silos in (5, 20, 50):
     people = CARDS | {"users": 100, "silos": silos}
     private, public = people | {"normalize": "private"}, people | {"normalize": "public"}
-    weights = {f"ours, {w}": stepped(3.0, 5.0, w) for w in ("uniform", "present", "records", "home")}
+    weights = {f"ours, {w}": stepped(3.0, 5.0, w) for w in ("uniform", "present", "records", "primary_silo")}
     two = {label: each for label, each in per_person(10, **CARD_LOCAL).items() if label != "sgd"}
     place = f"S={silos}"
     QUICK.append(

@@ -59,7 +59,7 @@ def main() -> None:
     print("| weights | σ | ε | Dice | s a round |\n|---|---|---|---|---|")
     dices, _, seconds = measure(federation, plain, given.seeds)
     print(f"| no privacy | – | – | {dices[0]:.3f} to {dices[-1]:.3f} | {seconds:.1f} |", flush=True)
-    for weighting in ("uniform", "home"):
+    for weighting in ("uniform", "primary_silo"):
         for noise in NOISES:
             method = {step: UldpAvg(noise, local=LOCAL, step=step, weighting=weighting) for step in STEPS}
             runs = {step: measure(federation, method[step], given.seeds) for step in STEPS}

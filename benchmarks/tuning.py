@@ -1,8 +1,8 @@
 """What settings chosen by `silodp plan --tune` lose against the best settings found on the real records.
 
 `python benchmarks/tuning.py` prints a line per cell (data set, ε): the metric with the best of 36 settings (T 2, 10,
-40; six steps; weights by records and at home; judged on the held-out records, which is slightly optimistic), with the
-settings that the tuner chose without a row, and with T = 10, step 1, weights by records. Means over the seeds.
+40; six steps; weights by records and primary silo; judged on the held-out records, which is slightly optimistic), with
+the settings that the tuner chose without a row, and with T = 10, step 1, weights by records. Means over the seeds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CELLS = {
 }
 """Name -> example, settings, the public guess of records per person, and ε."""
 
-WEIGHTINGS = ("records", "home")
+WEIGHTINGS = ("records", "primary_silo")
 ROUNDS = (2, 10, 40)
 
 

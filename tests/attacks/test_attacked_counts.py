@@ -20,7 +20,7 @@ from silodp_analytics.evaluation.series import Evaluation
 from silodp_analytics.statistics import method as statistics_module
 from silodp_analytics.statistics.method import Statistics
 from silodp_audit.attack import counted
-from silodp_audit.attack.play import AttackResult, Target, attack_method, play_evaluation
+from silodp_audit.attack.audit_run import AttackResult, Target, attack_method, audit_evaluation
 from silodp_experiments.uldp_baselines import UldpNaive
 from support.refusals import refused
 
@@ -36,7 +36,7 @@ def attack_statistics(**settings: Any) -> AttackResult:
 def attack_evaluation(method: Any = PERSONS, aggregator: str = "plain", **settings: Any) -> AttackResult:
     evaluation = Evaluation("sums", noise_multiplier=1.0, **settings)
     target = Target(method, ("a", "b", "c"), 1, {"aggregator": aggregator, "seed": 3}, evaluation)
-    return play_evaluation(target)
+    return audit_evaluation(target)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from silodp.methods import UldpAvg
-from silodp_audit.attack.play import attack_method
+from silodp_audit.attack.audit_run import attack_method
 from support.attacked import AVG, attack
 from support.faults import BLINDED
 

@@ -2,14 +2,14 @@
 
 Attacked is the program's claim that it does what its ε says. Each fault (`support.faults`) leaves ε as it is and makes
 more leak, or makes the noise another one than is stated. If one of these tests fails, an error of this kind could be
-released without `silodp attack` seeing it. The rehearsals have seeds, so their numbers are always the same.
+released without `silodp attack` seeing it. The canary runs have seeds, so their numbers are always the same.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from silodp_audit.attack.play import AttackResult
+from silodp_audit.attack.audit_run import AttackResult
 from support.attacked import SETTINGS, attack
 from support.faults import FAULTS
 

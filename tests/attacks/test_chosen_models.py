@@ -59,52 +59,62 @@ def records(counts: list[int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.from_numpy(rng.integers(0, 2, len(user))), user
 
 
-def describe(separate: bool) -> str:
-    return "each alone" if separate else "side by side"
+def describe(isolate_units: bool) -> str:
+    return "each alone" if isolate_units else "side by side"
 
 
-def check_moved(moved: float, separate: bool, otherwise: float) -> None:
+def check_moved(moved: float, isolate_units: bool, otherwise: float) -> None:
     """Check that a unit computed alone moves a sum by a clip at most, and side by side by more than a number.
 
     Whether last bits depend on what is computed side by side is a matter of the CPU and its kernels: where they do not,
     there is nothing to magnify, and the attack is skipped.
     """
-    if separate:
+    if isolate_units:
         assert moved <= 1 + 1e-6
     elif moved <= otherwise:
         pytest.skip(f"the kernels of this CPU give the same bits: the sum moves by {moved:.2f} clips")
 
 
 def add_rows(
-    method: Method, task: Task, params: Tensor, data: tuple[Tensor, ...], separate: bool = False
+    method: Method, task: Task, params: Tensor, data: tuple[Tensor, ...], isolate_units: bool = False
 ) -> Tensor:
     """Return the sum, before noise, of what a method computes of one silo's records (x, y, user), all of weight 1."""
     weights = torch.ones(PERSONS, dtype=torch.float64)
     context = LocalContext(
-        task, params, *data, weights, FederationSize(1, PERSONS), Randomness.from_seed(0), separate=separate
+        task,
+        params,
+        *data,
+        weights,
+        FederationSize(1, PERSONS),
+        Randomness.from_seed(0),
+        isolate_units=isolate_units,
     )
     return add_weighted_rows(method.local_update(context), weights).value
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_one_person_moves_a_sum_of_updates_by_many_clips(separate: bool) -> None:
+@pytest.mark.parametrize("isolate_units", [False, True])
+def test_one_person_moves_a_sum_of_updates_by_many_clips(isolate_units: bool) -> None:
     task, data = mlp(), records([1] * 128 + [17])
     without = tuple(part[data[2] != 128] for part in data)
     method = UldpAvg(noise_multiplier=1.0, clip=1.0, local=LocalTraining(0.1, 5))
-    sums = [add_rows(method, task, cancelling_weights(), part, separate) for part in (data, without)]
+    sums = [add_rows(method, task, cancelling_weights(), part, isolate_units) for part in (data, without)]
     moved = float((sums[0] - sums[1]).norm())
-    print(f"one person of 129, training, {describe(separate)}: the sum of updates moves by {moved:.2f} clips")
-    check_moved(moved, separate, 2)
+    print(
+        f"one person of 129, training, {describe(isolate_units)}: the sum of updates moves by {moved:.2f} clips"
+    )
+    check_moved(moved, isolate_units, 2)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip(separate: bool) -> None:
+@pytest.mark.parametrize("isolate_units", [False, True])
+def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip(isolate_units: bool) -> None:
     task = mlp(16)
     x, y, _ = records([400])
 
     def add_gradients(batch: int, seed: int) -> Tensor:
         total = torch.zeros(task.size, dtype=torch.float64)
-        gradients = RecordGradients(task, x, y, 1, torch.Generator().manual_seed(0), separate=separate)
+        gradients = RecordGradients(
+            task, x, y, 1, torch.Generator().manual_seed(0), isolate_units=isolate_units
+        )
         for rows, values in gradients.of(cancelling_weights(16, seed), torch.arange(batch)):
             clipped = clip_rows(rows, values, 1.0)
             total += clipped.factors @ clipped.tensor.double()
@@ -115,24 +125,26 @@ def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip(separate: bool)
         for n in (4, 8, 16, 28, 32, 64)
         for seed in range(4)
     )
-    print(f"one record of a batch, DP-SGD, {describe(separate)}: the sum moves by {moved:.2f} clips")
-    check_moved(moved, separate, 1.5)
+    print(f"one record of a batch, DP-SGD, {describe(isolate_units)}: the sum moves by {moved:.2f} clips")
+    check_moved(moved, isolate_units, 1.5)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_one_held_out_record_moves_a_sum_of_counts_by_several_clips(separate: bool) -> None:
+@pytest.mark.parametrize("isolate_units", [False, True])
+def test_one_held_out_record_moves_a_sum_of_counts_by_several_clips(isolate_units: bool) -> None:
     task, table = mlp(16), CountTable("scores")
     data = records([1] * 40)
     method = EvaluationSums("user", noise_multiplier=1.0, clip=1.0, table=table)
 
     def add_counts(first: int, seed: int) -> Tensor:
         return add_rows(
-            method, task, cancelling_weights(16, seed), tuple(part[first:] for part in data), separate
+            method, task, cancelling_weights(16, seed), tuple(part[first:] for part in data), isolate_units
         )
 
     moved = max(float((add_counts(0, seed) - add_counts(1, seed)).norm()) for seed in range(4))
-    print(f"one held-out record of 40, evaluation, {describe(separate)}: counts move by {moved:.2f} clips")
-    check_moved(moved, separate, 2)
+    print(
+        f"one held-out record of 40, evaluation, {describe(isolate_units)}: counts move by {moved:.2f} clips"
+    )
+    check_moved(moved, isolate_units, 2)
 
 
 def test_a_step_makes_no_whole_updates_of_last_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +188,7 @@ CONFIG = """
 name = "chosen"
 rounds = 1
 seed = 7
-{separate}
+{isolate_units}
 [data]
 source = "embedded"
 users = 129
@@ -226,13 +238,15 @@ def ask_silos(folder: Path, persons: int) -> Tensor:
     return total / 0.1
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_one_person_moves_what_silos_answer(separate: bool, tmp_path: Path) -> None:
-    """A public folder that `silodp deploy init` drafts says `separate = true`, unless the configuration does not."""
+@pytest.mark.parametrize("isolate_units", [True, False])
+def test_one_person_moves_what_silos_answer(isolate_units: bool, tmp_path: Path) -> None:
+    """A public folder that `silodp deploy init` drafts has `isolate_units = true`, unless the config denies it."""
     (tmp_path / "network.py").write_text(NETWORK)
-    parties = make_parties(tmp_path, CONFIG.format(separate="" if separate else "separate = false"))
+    parties = make_parties(
+        tmp_path, CONFIG.format(isolate_units="" if isolate_units else "isolate_units = false")
+    )
     with_person, without = (ask_silos(parties, persons) for persons in (129, 128))
     moved = float((with_person - without).norm())
-    print(f"one person of 129 in 2 deployed silos, {describe(separate)}: {moved:.6f} clips")
+    print(f"one person of 129 in 2 deployed silos, {describe(isolate_units)}: {moved:.6f} clips")
     assert moved > 0.5
-    check_moved(moved, separate, 2)
+    check_moved(moved, isolate_units, 2)

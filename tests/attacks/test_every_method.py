@@ -11,14 +11,14 @@ import pytest
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.methods import METHODS, UldpAvg
 from silodp.training.sgd import LocalTraining
-from silodp_audit.attack.play import attack_method
+from silodp_audit.attack.audit_run import attack_method
 from silodp_budgets.rpdp.method import Rpdp
 from support.attacked import SETTINGS
 from support.benchmark_scripts import load_benchmark
 
 BENCHMARK = load_benchmark("attack")
 ONCE = {
-    ("uldp-avg", "at home", "select"),
+    ("uldp-avg", "primary silo", "select"),
     ("uldp-avg", "by records", "lattice"),
     ("uldp-avg", "by records", "paillier"),
 }
@@ -45,12 +45,12 @@ def test_nothing_measured_is_more_than_what_was_charged(row) -> None:
 
 
 BUDGETED = Rpdp(**BENCHMARK.BUDGETS, rounds=10, largest_budget=3.0)
-HOME = UldpAvg(noise_multiplier=5.0, clip=1.0, local=LocalTraining(0.01), weighting="home")
+PRIMARY = UldpAvg(noise_multiplier=5.0, clip=1.0, local=LocalTraining(0.01), weighting="primary_silo")
 TIGHT = {
     "uniform": (*SETTINGS["uniform"], ("released", "server", "silo")),
     "masked": (*SETTINGS["masked"], ("released", "server", "silo")),
     "records": (*SETTINGS["records"], ("released",)),
-    "home": (HOME, "plain", 10, ("released",)),
+    "primary_silo": (PRIMARY, "plain", 10, ("released",)),
     "group": (*SETTINGS["group"], ("released", "server")),
     "rpdp": (BUDGETED, "plain", 10, ("server",)),
 }

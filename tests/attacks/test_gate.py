@@ -35,7 +35,7 @@ from silodp_private.crypto.shares import SERVER_CHOOSES
 from silodp_private.select import Select
 from support.masked import AVG
 from support.oracles import small_federation
-from support.private import HALF, HIDDEN, HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
+from support.private import HALF, HIDDEN, LATTICE, PAILLIER, PRIMARY, RECORDS, SAMPLED, Parties
 from support.refusals import refused
 from support.stores import copy_entries, set_back, side_of
 from support.wires import set_state
@@ -759,7 +759,7 @@ def test_states_survive_a_restart():
 
 @pytest.mark.parametrize(
     ("aggregator", "method"),
-    [(Masked(min_silos=3), AVG), (Select(min_silos=3), HOME), (replace(LATTICE, min_silos=3), RECORDS)],
+    [(Masked(min_silos=3), AVG), (Select(min_silos=3), PRIMARY), (replace(LATTICE, min_silos=3), RECORDS)],
     ids=["masked", "select", "lattice"],
 )
 def test_a_store_from_before_the_answer_draws_no_second_noise(aggregator, method):
@@ -793,7 +793,7 @@ def test_a_store_from_before_the_answer_draws_no_second_noise(aggregator, method
 
 @pytest.mark.parametrize(
     ("aggregator", "method"),
-    [(Masked(), AVG), (Select(), HOME), (LATTICE, RECORDS)],
+    [(Masked(), AVG), (Select(), PRIMARY), (LATTICE, RECORDS)],
     ids=["masked", "select", "lattice"],
 )
 def test_a_store_from_after_a_refusal_answers_nothing_that_was_not_charged(aggregator, method):

@@ -33,13 +33,13 @@ from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.config.build import get_fields
 from silodp.config.callbacks import make_callbacks
-from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
 from silodp.methods import METHODS
+from silodp.plugins import refuse_plugins
 from silodp.training.losses import LOSSES
 from silodp.training.models import MODELS
 from silodp_analytics.evaluation.series import Evaluation
@@ -354,7 +354,7 @@ def test_no_distribution_takes_a_name_of_silodps_own(
         "torch.nn:_reduction",
         "torch.nn.functional:F",
         "silodp_deploy.cli.deploy:up",
-        "silodp.config.plugins:execute_code",
+        "silodp.plugins:execute_code",
         "../evil.py:Evil",
         "below/../../outside/evil.py:Evil",
         ".hidden.py:Evil",

@@ -2,10 +2,10 @@
 
 A silo keeps a store, a ledger and (in a deployment) an audit log; a server a checkpoint, a store and a ledger; a cohort
 one file. Before one file, the ledger, decided which copy is the newest, a silo with an old store answered the sampling
-of a round once more with other choices, and every home was read; and a directory that was copied during a run was
-continued under the same entry of its cohort. Here a server goes on honestly, and another one asks the same again with
-other content. Each request is refused, or answered with the same bytes, or charged once more. Where everything that a
-party has is of one earlier moment, nothing can notice it: docs/protocols.md, section 6, says what happens then.
+of a round once more with other choices, and every primary silo was read; and a directory that was copied during a run
+was continued under the same entry of its cohort. Here a server goes on honestly, and another one asks the same again
+with other content. Each request is refused, or answered with the same bytes, or charged once more. Where everything
+that a party has is of one earlier moment, nothing can notice it: docs/protocols.md, section 6, says what happens then.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from silodp_deploy.silo import load_identity, open_silo
 from support.consortium import make_parties
 from support.masked import AVG
 from support.oracles import logistic_task, small_federation
-from support.private import HALF, HIDDEN, HOME, LATTICE, RECORDS, SELECT, Parties
+from support.private import HALF, HIDDEN, LATTICE, PRIMARY, RECORDS, SELECT, Parties
 from support.refusals import refused
 from support.stores import Backup, copy_entries, set_back
 
 RUNS = {
     "plain": (Plain(), AVG),
     "masked": (Masked(), AVG),
-    "select": (SELECT, replace(HOME, user_sampling=0.5)),
+    "select": (SELECT, replace(PRIMARY, user_sampling=0.5)),
     "lattice": (LATTICE, replace(RECORDS, user_sampling=0.5)),
     "hidden sample": (HIDDEN["lattice"], HALF),
 }
@@ -222,7 +222,7 @@ DEPLOYED = {
     "plain": CONFIG.format(aggregator="", method=""),
     "masked": CONFIG.format(aggregator='aggregator = "masked"', method=""),
     "select": CONFIG.format(
-        aggregator='aggregator = "select"', method='weighting = "home"\nuser_sampling = 0.5'
+        aggregator='aggregator = "select"', method='weighting = "primary_silo"\nuser_sampling = 0.5'
     ),
 }
 
@@ -320,7 +320,7 @@ PARTS = {
 
 
 def train(out: Path, name: str, rounds: int, **more: Any) -> package.Result:
-    aggregator, method = {**RUNS, "select unsampled": (SELECT, HOME)}[name]
+    aggregator, method = {**RUNS, "select unsampled": (SELECT, PRIMARY)}[name]
     return package.train(
         small_federation(users=8),
         logistic_task(),

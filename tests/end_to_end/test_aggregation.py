@@ -476,7 +476,7 @@ def test_who_saw_what_leaves_out_what_a_run_does_not_have(aggregator: Aggregator
 
 def test_a_run_with_select_is_described_by_what_it_adds_up() -> None:
     server = Select().visibility[0]
-    assert "that of their home silo" in server.sees
+    assert "that of their primary silo" in server.sees
     assert "weight" not in f"{server.sees} {server.not_seen}"
 
 

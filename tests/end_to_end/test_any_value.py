@@ -133,7 +133,7 @@ def base(method: str, aggregator: str = "plain", **fields: Any) -> dict[str, Any
         "data": {"source": "embedded", "users": 12, "silos": 3},
         "method": {"name": method, **OWN[method], **fields},
     }
-    hidden = {"lattice": "records", "paillier": "records", "select": "home"}.get(aggregator)
+    hidden = {"lattice": "records", "paillier": "records", "select": "primary_silo"}.get(aggregator)
     if hidden is not None and "weighting" in get_fields(METHODS[method]):
         values["method"]["weighting"] = hidden  # else they have nothing to hide
     if method.startswith("rpdp") or "personal" in fields:

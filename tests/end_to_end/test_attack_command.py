@@ -13,7 +13,7 @@ from silodp.cli.run import run_config
 from silodp.config.resolve import load_config
 from silodp.methods import UldpAvg
 from silodp.training.sgd import LocalTraining
-from silodp_audit.attack.play import attack_method
+from silodp_audit.attack.audit_run import attack_method
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.faults import FAULTS
 

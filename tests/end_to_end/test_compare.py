@@ -14,7 +14,7 @@ import torch
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.accounting.guarantee import SEPARATE_ROUNDING, SHARED_ROUNDING
+from silodp.accounting.guarantee import ISOLATED_ROUNDING, SHARED_ROUNDING
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
@@ -294,17 +294,17 @@ def test_every_method_is_checked_before_the_first_one_trains(
 
 def test_persons_are_computed_alone_by_every_method_that_can(tmp_path: Path) -> None:
     """Methods that cannot are compared, too: `default` is added to every comparison."""
-    settings = config(separate=True)
+    settings = config(isolate_units=True)
     result = compare_methods(settings, parse_methods(settings, "uldp-avg,uldp-naive"), 1, tmp_path)
     assert [method["label"] for method in result["methods"]] == ["uldp-avg", "uldp-naive", "default"]
-    assert "Without separate = true, as they cannot have it: uldp-naive." in result["note"]
+    assert "Without isolate_units = true, as they cannot have it: uldp-naive." in result["note"]
     assumed = {
         found["method"].partition("(")[0]: {
             one["id"] for one in found["guarantees"]["released"]["assumptions"]
         }
         for found in (json.loads(path.read_text()) for path in (tmp_path / "runs").iterdir())
     }
-    assert SEPARATE_ROUNDING.id in assumed["UldpAvg"]
+    assert ISOLATED_ROUNDING.id in assumed["UldpAvg"]
     assert SHARED_ROUNDING.id in assumed["UldpNaive"]
 
 

@@ -269,7 +269,7 @@ def test_edges_of_times_are_refused_where_labels_are_classes() -> None:
     prepare_run(small_federation(held_out=20), logistic_task(), AVG, rounds=1, evaluation=EXACT)
 
 
-@pytest.mark.parametrize(("aggregator", "weighting"), [(LATTICE, "records"), (Select(), "home")])
+@pytest.mark.parametrize(("aggregator", "weighting"), [(LATTICE, "records"), (Select(), "primary_silo")])
 def test_counts_are_masked_wherever_updates_are_hidden(aggregator: Aggregator, weighting: Any) -> None:
     settings = {"rounds": 1, "evaluation": replace(EXACT, noise_multiplier=1.0)}
     federation, method = small_federation(held_out=20), replace(AVG, weighting=weighting)

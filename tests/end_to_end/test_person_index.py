@@ -87,7 +87,7 @@ def test_the_model_is_that_of_the_simulation(
     aggregator: str, weighting: str, sampling: float, silodp: Silodp, tmp_path: Path
 ) -> None:
     study = write_study(tmp_path / "study", aggregator=aggregator, weighting=weighting, sampling=sampling)
-    done = silodp("run", study, "--set", "separate=true", "--out", tmp_path / "simulated")
+    done = silodp("run", study, "--set", "isolate_units=true", "--out", tmp_path / "simulated")
     assert done.status == 0, done.err
     processes = agree(study, tmp_path / "parties", index=weighting == "records")
     assert not any(b"100003" in path.read_bytes() for path in processes.public.rglob("*.*"))

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from silodp.methods import Ddp, Method, UldpAvg
 from silodp.training.sgd import LocalTraining
-from silodp_audit.attack.play import AttackResult, attack_method
+from silodp_audit.attack.audit_run import AttackResult, attack_method
 from silodp_budgets.random_allocation import RandomAllocation
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 

@@ -26,13 +26,13 @@ from support.private import LATTICE, PAILLIER, SELECT
 METHOD = UldpAvg(
     5.0, 0.5, LocalTraining(learning_rate=0.1, epochs=2, batch_size=4), user_sampling=0.5, server_momentum=0.3
 )
-BY_RECORDS, AT_HOME = replace(METHOD, weighting="records"), replace(METHOD, weighting="home")
+BY_RECORDS, PRIMARY = replace(METHOD, weighting="records"), replace(METHOD, weighting="primary_silo")
 RUNS = {
     "plain": (Plain(), METHOD, 12, 3, None),
     "masked": (Masked(), METHOD, 12, 3, None),
     "lattice": (LATTICE, BY_RECORDS, 4, 2, None),
     "paillier": (PAILLIER, BY_RECORDS, 4, 2, None),
-    "select": (SELECT, AT_HOME, 4, 2, None),
+    "select": (SELECT, PRIMARY, 4, 2, None),
     "masked evaluated": (Masked(), METHOD, 12, 3, Evaluation("sums", noise_multiplier=0.5, every=2)),
     "plain evaluated": (Plain(), METHOD, 12, 3, Evaluation("local", every=2)),
 }

@@ -31,6 +31,8 @@ from silodp.crypto.keys import HandshakeState, Identity, Session
 from silodp.crypto.secure_aggregation import WordGroup
 from silodp.data.federation import Federation, SiloData
 from silodp.data.tables._table import Table
+from silodp.data.tables.cells import Cells, Refusals, read_column
+from silodp.data.tables.columns import Reader
 from silodp.data.tables.schema import Schema
 from silodp.mechanisms.clipping import (
     Bounds,
@@ -380,9 +382,23 @@ def federation():
 
 @case
 def table():
-    columns = {"id": np.array(["patient 0017"]), "age": np.array(["7001.25"])}
-    schema = Schema(user="id", label="cost", kind="real", numeric={"age": (0, 1e4)})
-    return Table(Path("north.csv"), schema, pd.DataFrame(columns), columns), ["patient 0017", "7001.25"]
+    frame = pd.DataFrame({"id": ["patient 0017"], "age": ["7001.25"]})
+    schema, refusals = (
+        Schema(user="id", label="cost", kind="real", numeric={"age": (0, 1e4)}),
+        Refusals(Path("north.csv")),
+    )
+    cells = {
+        name: Cells(name, name, *read_column(frame[name], refusals.path, "."), Reader(), refusals)
+        for name in frame
+    }
+    return Table(schema, cells, refusals, frame["id"], ["patient 0017"]), ["patient 0017", "7001.25"]
+
+
+@case
+def cells():
+    column = pd.Series(["patient 0017"])
+    read = read_column(column, Path("north.csv"), ".")
+    return Cells("id", "id", *read, Reader(), Refusals(Path("north.csv"))), ["patient 0017"]
 
 
 # --- the parties of a run ---
@@ -558,7 +574,7 @@ def test_the_test_sees_what_is_printed(text, secret):
 PUBLIC = {
     "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.commitment",
     "ClientHello.signature", "HandshakeState.nonce", "Session.transcript", "Session.identities", "Session.commitments",
-    "HomeParameters.session",
+    "PrimarySiloParameters.session",
     "ReciprocalParameters.session",
     "ShareParameters.session",
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",

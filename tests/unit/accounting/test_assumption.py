@@ -94,7 +94,9 @@ RECORDS = ("rpdp", "rpdp-minimum", "rpdp-dropout")
 def test_every_assumption_that_a_guarantee_prints_is_in_the_table() -> None:
     """Of every method under every aggregator, against every adversary."""
     listed, printed, refusals = {*read_table()}, set[str](), list[str]()
-    for method, aggregator, weighting in product(METHODS, AGGREGATORS, ("uniform", "records", "home")):
+    for method, aggregator, weighting in product(
+        METHODS, AGGREGATORS, ("uniform", "records", "primary_silo")
+    ):
         asked = FIELDS.keys() & get_fields(METHODS[method]) | (
             {"record_sampling"} if method in RECORDS else set()
         )

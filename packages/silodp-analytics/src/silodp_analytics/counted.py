@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from silodp.data.inputs import CODES, NUMERIC
 from silodp.data.public import PublicData
-from silodp.data.tables.columns import CategoricalColumn, NumericColumn
+from silodp.data.tables.kinds.categorical import CategoricalColumn
+from silodp.data.tables.kinds.numeric import NumericColumn
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import Positive, Settings, Whole

@@ -20,19 +20,19 @@ from silodp.errors import SilodpError
 from silodp.report.estimates import Estimate
 from silodp.settings import Settings, Whole
 from silodp.text import join_names
-from silodp.training.losses import flatten_outputs
-from silodp.training.places import (
+from silodp.training.dense_labels import (
     average_log_loss,
-    flatten_places,
+    flatten_dense_labels,
     measure_overlap,
     predict_places,
     share_places,
 )
+from silodp.training.losses import flatten_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TableKind = Literal["scores", "classes", "survival", "numbers", "places", "tokens"]
+TableKind = Literal["scores", "classes", "survival", "numbers", "dense_labels", "tokens"]
 REACH = 4.0
 """Errors and labels beyond so many public spreads count as that many."""
 MOST_LOG_LOSS = 2.0
@@ -46,7 +46,7 @@ class CountTable(Settings):
     """The public cells of a table of counts.
 
     Attributes:
-        kind: "scores" for two classes, "classes" for more, "survival", "numbers", "places" for classes of places,
+        kind: "scores" for two classes, "classes" for more, "survival", "numbers", "dense_labels" for classes of places,
             "tokens" for many of them.
         classes: The number K of classes.
         bins: The number B of bins, which is even: equal steps of the probability 1/(1 + e^−score), or for numbers of
@@ -104,11 +104,11 @@ class CountTable(Settings):
         What a record adds is not negative, and at most 1 in each of e parts of the table, so the 2-norm of its row is
         at most √e.
         """
-        if self.kind not in ("places", "tokens"):
+        if self.kind not in ("dense_labels", "tokens"):
             return None
         shares = share_places(targets.cpu().flatten(1))
         # A record without any label adds nothing.
-        return shares if self.kind == "places" else torch.cat([shares.sum(1, keepdim=True), shares], 1)
+        return shares if self.kind == "dense_labels" else torch.cat([shares.sum(1, keepdim=True), shares], 1)
 
     def find_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cells of every record.
@@ -126,7 +126,7 @@ class CountTable(Settings):
         Raises:
             SilodpError: a record has another number of outputs (code evaluation.outputs).
         """
-        if self.kind in ("places", "tokens"):
+        if self.kind in ("dense_labels", "tokens"):
             return self._find_place_cells(outputs, targets)
         widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,), "numbers": (1,)}[self.kind]
         if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
@@ -162,7 +162,7 @@ class CountTable(Settings):
         return ((times * 2 + (targets[:, 0] > 0)) * self.bins + bins)[:, None]
 
     def _find_place_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        logits, true = flatten_places(
+        logits, true = flatten_dense_labels(
             outputs.detach().double().cpu().nan_to_num(nan=-math.inf), targets.cpu()
         )
         width = logits.shape[1] if logits.dim() == 3 else 2
@@ -174,7 +174,7 @@ class CountTable(Settings):
                 field="evaluation.across",
             )
         found = predict_places(logits)
-        if self.kind == "places":
+        if self.kind == "dense_labels":
             return true.clamp(min=0) * self.classes + found
         # NaN, of infinite logits, counts as the largest.
         log_loss = average_log_loss(logits, true).nan_to_num(nan=math.inf)
@@ -218,7 +218,7 @@ class CountTable(Settings):
             return {"accuracy": self._token_accuracy, "perplexity": self._perplexity}
         of_kind: dict[TableKind, dict[str, Callable[[Tensor], _Measured]]] = {
             "scores": {"roc_auc": self._roc_auc},
-            "places": {"dice": partial(self._overlap, 2.0), "iou": partial(self._overlap, 1.0)},
+            "dense_labels": {"dice": partial(self._overlap, 2.0), "iou": partial(self._overlap, 1.0)},
         }
         return {"accuracy": self._accuracy, **of_kind.get(self.kind, {})}
 

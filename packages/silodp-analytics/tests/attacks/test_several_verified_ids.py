@@ -1,7 +1,7 @@
 """Persons with a verified id, and with other ids that nobody links.
 
 Attacked is the bound of a sum where one person has an id that all silos know and another one in every silo: under
-weights "home" each of these ids weighs 1, so that the person moves the sum by 1 + S clips at the ε of one. With
+weights "primary_silo" each of these ids weighs 1, so that the person moves the sum by 1 + S clips at the ε of one. With
 `VerifiedIds` all of a person's ids weigh 1 together.
 """
 
@@ -57,7 +57,7 @@ def sum_rows(method: UldpSgd, person: bool, aggregator: Plain | Masked) -> np.nd
 
 
 @pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=["plain", "masked"])
-@pytest.mark.parametrize("weighting", ["home", "records", "present"])
+@pytest.mark.parametrize("weighting", ["primary_silo", "records", "present"])
 def test_all_ids_of_a_person_move_a_sum_by_one_clip_together(weighting, aggregator):
     settings = {"clip": 1.0, "weighting": weighting}
     moved = {}
@@ -77,7 +77,7 @@ def test_a_server_that_gives_every_other_id_the_weight_of_all_is_refused(monkeyp
     def give_all(self, weights):
         return np.where(np.arange(weights.shape[1]) < self.users, self.share * weights, 1 - self.share)
 
-    method = UldpSgd(1e-6, clip=1.0, weighting="home", verified=VerifiedIds(VERIFIED, SHARE))
+    method = UldpSgd(1e-6, clip=1.0, weighting="primary_silo", verified=VerifiedIds(VERIFIED, SHARE))
     monkeypatch.setattr(VerifiedIds, "divide", give_all)
     with pytest.raises(SilodpError) as refused:
         sum_rows(method, True, Plain())
@@ -93,7 +93,7 @@ def test_a_server_that_gives_every_other_id_the_weight_of_all_is_refused(monkeyp
 def test_weights_of_a_person_never_add_to_more_than_one(silos, share):
     """In exact arithmetic: the sum of the floating-point weights themselves."""
     counts = np.ones((silos, 3), dtype=np.int64)
-    method = UldpAvg(1.0, weighting="home", verified=VerifiedIds(1, share))
+    method = UldpAvg(1.0, weighting="primary_silo", verified=VerifiedIds(1, share))
     weights = roles.compute_user_weights(method, counts, FederationSize(silos, 3))
     total = sum(map(Fraction, weights[:, 0].tolist())) + sum(map(Fraction, weights[:, 2].tolist()))
     assert 1 - Fraction(1, 10**12) < total <= 1
@@ -113,16 +113,16 @@ def test_weights_of_a_person_never_add_to_more_than_one(silos, share):
     ],
 )
 def test_a_silo_refuses_weights_of_verified_and_of_other_ids(sent, wrong):
-    method = UldpAvg(1.0, weighting="home", verified=VerifiedIds(2, SHARE))
+    method = UldpAvg(1.0, weighting="primary_silo", verified=VerifiedIds(2, SHARE))
     found = method.check_weights(np.array(sent), np.array([2, 0, 1]), FederationSize(SILOS, 3))
     assert (found is None) if wrong is None else wrong in str(found)
 
 
 def test_the_event_is_that_of_other_weights_that_depend_on_records():
-    home = UldpAvg(5.0, weighting="home")
-    verified = UldpAvg(5.0, weighting="home", verified=VerifiedIds(3))
+    primary = UldpAvg(5.0, weighting="primary_silo")
+    verified = UldpAvg(5.0, weighting="primary_silo", verified=VerifiedIds(3))
     for view in (View("released", 4), View("silo", 4), View("server", 4)):
-        assert verified.dp_event(view) == home.dp_event(view)
+        assert verified.dp_event(view) == primary.dp_event(view)
     cases = verified.linkage_cases(verified.dp_event(View("released", 4)), View("released", 4))
     noise = {
         case.case: case.event.noise_multiplier for case in cases if hasattr(case.event, "noise_multiplier")
@@ -133,7 +133,7 @@ def test_the_event_is_that_of_other_weights_that_depend_on_records():
 
 def test_a_guarantee_assumes_no_single_id_for_a_person():
     """Who signs that every silo knows a person by the same id would sign what the run does not need, and is false."""
-    settings = {"weighting": "home", "verified": VerifiedIds(VERIFIED)}
+    settings = {"weighting": "primary_silo", "verified": VerifiedIds(VERIFIED)}
     task = Task(torch.nn.Linear(2, 1), squared_error())
     result = silodp.train(federate(True), task, UldpSgd(5.0, **settings), rounds=1, seed=1)
     assumed = result.guarantees["released"].assumptions
@@ -146,9 +146,9 @@ def test_a_guarantee_assumes_no_single_id_for_a_person():
     "wrong",
     [
         {"weighting": "uniform"},
-        {"weighting": "home", "user_sampling": 0.5},
-        {"weighting": "home", "verified": {"users": 2, "share": 1.0}},
-        {"weighting": "home", "verified": {"users": 0}},
+        {"weighting": "primary_silo", "user_sampling": 0.5},
+        {"weighting": "primary_silo", "verified": {"users": 2, "share": 1.0}},
+        {"weighting": "primary_silo", "verified": {"users": 0}},
     ],
 )
 def test_what_is_not_proven_is_refused(wrong):
@@ -159,14 +159,14 @@ def test_what_is_not_proven_is_refused(wrong):
 
 def test_a_run_refuses_more_verified_ids_than_users():
     task = Task(torch.nn.Linear(2, 1), squared_error())
-    many = UldpSgd(5.0, weighting="home", verified=VerifiedIds(USERS + 1))
+    many = UldpSgd(5.0, weighting="primary_silo", verified=VerifiedIds(USERS + 1))
     with pytest.raises(SilodpError) as refused:
         silodp.train(federate(True), task, many, rounds=1, seed=1)
     assert refused.value.code == "argument.value"
 
 
 def test_an_evaluation_by_sums_is_refused_since_it_counts_every_id_as_a_person():
-    some = UldpSgd(5.0, weighting="home", verified=VerifiedIds(VERIFIED))
+    some = UldpSgd(5.0, weighting="primary_silo", verified=VerifiedIds(VERIFIED))
     spec = make_spec("run", ("a", "b"), some, FederationSize(2, USERS), 1)
     spec = replace(spec, series=(Evaluation("sums", noise_multiplier=5.0),))
     with pytest.raises(SilodpError) as refused:
@@ -178,6 +178,6 @@ def test_a_configuration_names_verified_ids(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(
         'rounds = 1\n[data]\nsource = "embedded"\nusers = 20\nsilos = 3\n[method]\nname = "uldp-avg"\n'
-        'noise_multiplier = 5.0\nweighting = "home"\nverified = { users = 15, share = 0.7 }\n'
+        'noise_multiplier = 5.0\nweighting = "primary_silo"\nverified = { users = 15, share = 0.7 }\n'
     )
     assert load_config(path).method.verified == VerifiedIds(15, 0.7)

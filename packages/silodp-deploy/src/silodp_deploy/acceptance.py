@@ -43,7 +43,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
     persons = consortium.identify_persons(silo)
     profile = None if schema is None else schema.read_identity()
     # A method with one bounded row per silo computes no person; sums of counts do.
-    computes_persons = supports(type(spec.method), "can_separate") or spec.charged
+    computes_persons = supports(type(spec.method), "can_isolate_units") or spec.charged
     return {
         "name": consortium.resolved.config.name,
         "method": spec.method.name,
@@ -59,7 +59,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
         # With fewer answers it would be larger.
         "sample_known": derived["server"].sample_known if all_answer else None,
         "budget": None if spec.budget is None else asdict(spec.budget),
-        "separate": spec.separate if computes_persons else None,
+        "isolate_units": spec.isolate_units if computes_persons else None,
         "series": {
             one.name: {
                 "kind": one.kind,
@@ -212,7 +212,7 @@ def write_policy(
             labels=read["labels"],
             budget=read["budget"],
             allow_counts=allow_counts,
-            require_separate=spec.separate,
+            require_isolated_units=spec.isolate_units,
             min_silos=spec.min_silos,
             allow_seed=allow_seed,
         )

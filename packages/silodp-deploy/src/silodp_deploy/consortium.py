@@ -30,12 +30,12 @@ from pydantic import BaseModel, Field
 
 from silodp.aggregators.run_spec import FORMAT as SPEC_FORMAT
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.persons import PersonKey
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.parsing import MALFORMED, explain_malformed, is_format, parse_json
+from silodp.plugins import is_reference, refuse_plugins, split_reference
 from silodp.text import shorten
 from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER

@@ -60,7 +60,8 @@ class Policy(BaseModel):
         budget: The column of this silo's table that may say how much ε a record may be charged; an empty list allows
             that of the accepted configuration.
         allow_counts: Whether a method may ask for the number of records of each person in clear.
-        require_separate: Whether every person (or record) must be computed alone, so that ε holds for models that a
+        require_isolated_units: Whether every person (or record) must be computed alone, so that ε holds for models that
+        a
             server chooses for an attack.
         min_silos: The smallest number of silos in a sum that this silo takes part in.
         most_runs: The largest number of runs that may be charged over the life of the silo's folder. A run that is
@@ -92,7 +93,7 @@ class Policy(BaseModel):
     labels: list[str] = []
     budget: list[str] = []
     allow_counts: bool = False
-    require_separate: bool = False
+    require_isolated_units: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
     most_runs: Annotated[int, Field(ge=1, le=50)] = 20
     allow_seed: bool = False
@@ -144,12 +145,12 @@ class Policy(BaseModel):
                 "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
                 "--allow-counts)",
             )
-        if self.require_separate and not spec.separate:
+        if self.require_isolated_units and not spec.isolate_units:
             raise _refuse(
-                "require_separate",
-                "the run does not compute every person alone (separate = true), and the policy requires it, so that "
-                "its ε holds for models that a server chooses for an attack: set require_separate = false to trust the "
-                "server there",
+                "require_isolated_units",
+                "the run does not compute every person alone (isolate_units = true), and the policy requires it, so "
+                "that its ε holds for models that a server chooses for an attack: set require_isolated_units = false "
+                "to trust the server there",
             )
         if spec.min_silos < self.min_silos:
             raise _refuse(

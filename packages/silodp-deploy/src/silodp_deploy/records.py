@@ -64,16 +64,16 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         keys = data.identifiers or tables.user_keys  # by number, with a trust center too
         users, counts = np.unique(data.user, return_counts=True)
         rows = {keys[user]: int(number) for user, number in zip(users, counts, strict=True)}
-        for doubt in list_key_warnings({str(path): rows}):
-            _log.warning("%s", doubt)
+        for warning in list_key_warnings({str(path): rows}):
+            _log.warning("%s", warning)
     if len(data) == 0:
         _log.warning("%s has no training record: this silo spends ε and adds nothing but noise", path)
-    for doubt in find_few_persons([data]) if consortium.stated_spec.method.unit == "user" else ():
-        _log.warning("%s", doubt)
+    for warning in find_few_persons([data]) if consortium.stated_spec.method.unit == "user" else ():
+        _log.warning("%s", warning)
     # By its name: a task is built by code that the silo may not have agreed to yet.
     loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
-    for doubt in list_loss_warnings([data], loss):
-        _log.warning("%s", doubt)
+    for warning in list_loss_warnings([data], loss):
+        _log.warning("%s", warning)
     _check_kind(path, data, public)
     _check_method(data, public, consortium.stated_spec)
     return data

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.plugins import is_reference, split_reference
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
@@ -21,6 +20,7 @@ from silodp.data.tables.schema import normalize_key
 from silodp.errors import SilodpError, require
 from silodp.methods.base import supports
 from silodp.parsing import MALFORMED, parse_json
+from silodp.plugins import is_reference, split_reference
 from silodp.runtime.run_directory import hold_lock
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
@@ -66,9 +66,9 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     # Names become paths of certificates and folders.
     for name in data.silos:
         check_party_name(name)
-    if resolved.config.separate is None and supports(type(resolved.method), "can_separate"):
+    if resolved.config.isolate_units is None and supports(type(resolved.method), "can_isolate_units"):
         # The server of a deployment is somebody else, who may choose models for an attack.
-        resolved = resolve(resolved.config.model_copy(update={"separate": True}))
+        resolved = resolve(resolved.config.model_copy(update={"isolate_units": True}))
     spec = resolved.prepare(data, resolved.build_task(data))
     if resolved.config.data["source"] == "tables":
         from silodp_deploy.records import check_index

@@ -263,7 +263,7 @@ def test_a_deployment_gives_the_model_of_the_simulation(
 ) -> None:
     """Each silo opens its table alone; the server has none, and knows the codes from the public folder."""
     study = write_study(tmp_path / "study", aggregator=aggregator, weighting=weighting)
-    done = silodp("run", study, "--set", "separate=true", "--out", tmp_path / "simulated")
+    done = silodp("run", study, "--set", "isolate_units=true", "--out", tmp_path / "simulated")
     assert done.status == 0, done.err
     tables = {name: study.parent / f"{name}.csv" for name in SILOS}
     agree_on_tables(study, tmp_path / "parties", tables)

@@ -21,7 +21,7 @@ HEAD = """
 name = "hospitals"
 rounds = 3
 seed = 7
-separate = true
+isolate_units = true
 aggregator = "{aggregator}"
 [data]
 source = "heart_disease"

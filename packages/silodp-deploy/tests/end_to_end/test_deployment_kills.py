@@ -28,7 +28,7 @@ CONFIG = """
 name = "killed"
 rounds = {rounds}
 seed = 7
-separate = true
+isolate_units = true
 aggregator = "{aggregator}"
 [data]
 source = "embedded"

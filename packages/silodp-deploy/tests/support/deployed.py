@@ -95,7 +95,7 @@ LATTICE = (
 count_cap = 40
 attempts = 20"""
 )
-SELECT = config(AVG, head='aggregator = "select"\n', more='weighting = "home"')
+SELECT = config(AVG, head='aggregator = "select"\n', more='weighting = "primary_silo"')
 LONG = MASKED.replace("rounds = 3", "rounds = 12")
 RUNS = {
     "plain": PLAIN,
@@ -120,7 +120,7 @@ def simulate(folder: Path, text: str) -> Path:
         settings.method,
         out=folder / "simulated",
         # As `silodp deploy init` sets it where the configuration says nothing.
-        **{**settings.settings(), "separate": supports(type(settings.method), "can_separate")},
+        **{**settings.settings(), "isolate_units": supports(type(settings.method), "can_isolate_units")},
     )
     return folder / "simulated"
 

@@ -22,13 +22,13 @@ from silodp.accounting.events import NonPrivate
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators import Plain, RunSpec
-from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
 from silodp.config.schema import TaskSection
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
 from silodp.parsing import MALFORMED, parse_json
+from silodp.plugins import is_reference, locate_code
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import ADVERSARY_LABELS, is_only_claimed
@@ -62,7 +62,7 @@ def compare_methods(
 
     Training without privacy (`default`) is added if no given method is without privacy. Row 0 of every run is
     the untrained model. The budget of the configuration is applied to every method that has a guarantee against
-    the adversary of the budget, and `separate` to every method that can compute persons alone. All runs use one
+    the adversary of the budget, and `isolate_units` to every method that can compute persons alone. All runs use one
     federation: a seed determines the initial model, the batches and the noise, not the records.
 
     Args:
@@ -153,7 +153,7 @@ def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: Me
         settings["aggregator"] = Plain()  # without privacy there is nothing to hide
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
     # Else the whole comparison would be refused for a method that cannot have it; the note says which.
-    settings["separate"] &= supports(type(spec.method), "can_separate")
+    settings["isolate_units"] &= supports(type(spec.method), "can_isolate_units")
     budget, limits = settings.pop("budget"), settings.pop("silo_limits")
     try:
         tried = prepare_run(federation, task, spec.method, **settings)
@@ -299,7 +299,7 @@ def _explain(
     together = [
         s.label
         for s in specs
-        if config.separate and s.method.unit and not supports(type(s.method), "can_separate")
+        if config.isolate_units and s.method.unit and not supports(type(s.method), "can_isolate_units")
     ]
     untuned = [method["label"] for method in methods if method["untuned"]]
     found = [
@@ -320,7 +320,7 @@ def _explain(
             "give each its own in [methods.NAME]."
         )
     if together:
-        found.append(f"Without separate = true, as they cannot have it: {', '.join(together)}.")
+        found.append(f"Without isolate_units = true, as they cannot have it: {', '.join(together)}.")
     if accountants > 1:
         found.append("ε by rdp is looser than ε by pld: compare them with care.")
     return found

@@ -167,7 +167,7 @@ class UldpGroup(base.Method):
     unit: Unit | None = field(default="user", init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
 
-    can_separate: ClassVar[bool] = True
+    can_isolate_units: ClassVar[bool] = True
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -74,7 +74,7 @@ def test_a_silo_answers_nothing_once_its_model_has_changed(name: str) -> None:
     with pytest.raises(SilodpError, match="changes its state 'divisor'"):
         train(method, secret=True)
     # Where each unit is computed by a copy of the model, none moves another, and there is nothing to refuse.
-    train(method, secret=True, separate=True)
+    train(method, secret=True, isolate_units=True)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from silodp.settings import Range, Settings, Whole
 from silodp.text import describe_exception, first_line, name_extra
 from silodp.training.gradients import build_plain_gradient
 from silodp.training.made_up import make_up_records
-from silodp.training.sgd.separate import isolate
+from silodp.training.sgd.isolation import isolate
 from silodp.training.task import LruCache, Task
 
 T = TypeVar("T")

@@ -42,7 +42,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "aggregator": "masked",
         "evaluation": {"across": "sums", "epsilon": 1.0},
     },
-    "blocks, select": {"method": {**AVG, "weighting": "home"}, "aggregator": "select"},
+    "blocks, select": {"method": {**AVG, "weighting": "primary_silo"}, "aggregator": "select"},
     "several steps": {
         "method": {"name": "ddp", **NOISE, **STEPS, "record_sampling": 0.1, "trajectory": "local"},
         "aggregator": "masked",

@@ -40,7 +40,10 @@ Rows = Iterator[tuple[np.ndarray, np.ndarray]]
 Noise = dict[str, np.ndarray]
 """What a silo draws for a release, by name: integer noise (d,), and what else hides the low part of the sum."""
 
-_WEIGHTINGS: dict[roles.WeightRule, tuple[str, ...]] = {"shares": ("records", "present"), "home": ("home",)}
+_WEIGHTINGS: dict[roles.WeightRule, tuple[str, ...]] = {
+    "shares": ("records", "present"),
+    "primary_silo": ("primary_silo",),
+}
 """The weightings of a configuration, by rule."""
 
 _UNSEEN = f"{base.COUNTS_OF_PERSONS}, not even whether somebody has any; any single silo's sum; records"

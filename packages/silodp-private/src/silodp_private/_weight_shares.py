@@ -4,7 +4,7 @@ Set-up, once in a session: base transfers with silo 0, then the exchange of a su
 come. With user sampling, one transfer per person and round; where nobody is to know the sample, two lookups. Silo 0 is
 the first on the roster; it must answer every round if users are sampled.
 
-The words are weights ⌊2^k/N[u]⌋ (`_reciprocal_shares`) or homes (`_home_shares`).
+The words are weights ⌊2^k/N[u]⌋ (`_reciprocal_shares`) or primary silos (`_primary_silo_shares`).
 
 Source: docs/protocols.md, sections 3 and 7.
 """

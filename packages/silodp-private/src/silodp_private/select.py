@@ -1,10 +1,11 @@
-"""`select`: secure aggregation of each person's row from their home alone, by oblivious transfer without encryption.
+"""`select`: secure aggregation of each person's row from their primary silo alone, by oblivious transfer without
+encryption.
 
 A person counts with all their weight in one silo that holds most of their records, and nobody learns in which one:
 server and silos hold shares of it. In a round the server selects, by transfers with each silo, the rows of the persons
-who are at home there; it gets them as shares of a sum, and the silo's share comes with noise under masks and a seal, as
-in `masked`. All persons' rows are sent, U·d words a silo, so `select` is for models and populations of U·d up to 10⁷;
-`lattice` is for larger ones.
+whose primary silo it is; it gets them as shares of a sum, and the silo's share comes with noise under masks and a seal,
+as in `masked`. All persons' rows are sent, U·d words a silo, so `select` is for models and populations of U·d up to
+10⁷; `lattice` is for larger ones.
 
 Source: docs/protocols.md, section 7.
 """
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import SERVER_CHOOSES_HOMES, UNTIMED
+from silodp.accounting.guarantee import SERVER_CHOOSES_PRIMARY_SILOS, UNTIMED
 from silodp.accounting.views import View
 from silodp.aggregators import base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
@@ -35,21 +36,21 @@ from silodp.mechanisms.quantization import Quantizer, choose_ring_bits, compute_
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, MessageType
 from silodp.wire.store import get_or_make
-from silodp_private import _home_shares, _private_weights, _weight_shares
+from silodp_private import _primary_silo_shares, _private_weights, _weight_shares
 from silodp_private._private_sampling import blame_silo, load_transfers
 from silodp_private.crypto import oblivious_transfer as ot
-from silodp_private.crypto.homes import MAX_SILOS, HomeParameters, compute_max_users
+from silodp_private.crypto.primary_silos import MAX_SILOS, PrimarySiloParameters, compute_max_users
 from silodp_private.crypto.products import MaskedRows, add_products, bind_keys
 
 ASSUMPTIONS = (
     KEYS_COMPARED,
-    SERVER_CHOOSES_HOMES,
+    SERVER_CHOOSES_PRIMARY_SILOS,
     UNBROKEN,
     Assumption("transfer-cryptography", "oblivious transfer over ristretto255 hides choices", technical=True),
     Assumption(
         "common-secret-and-tables",
         "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they "
-        "would learn where every person is at home",
+        "would learn every person's primary silo",
         SILO_OPERATORS,
     ),
     UNTIMED,
@@ -62,7 +63,8 @@ _MAX_UNITS = 1 << 16  # grid steps to the clip: with them, words of 32 bits hold
 
 @dataclass(frozen=True, repr=False)
 class Select(_private_weights.PrivateWeighting):
-    """Private weighting of small models: each person counts in their home silo alone, and nobody learns where that is.
+    """Private weighting of small models: each person counts in their primary silo alone, and nobody learns where that
+    is.
 
     Source: docs/protocols.md, section 7; products by correlated transfers as in Gilboa (CRYPTO 1999).
 
@@ -79,13 +81,13 @@ class Select(_private_weights.PrivateWeighting):
 
     name = "select"
     protocol_assumptions = ASSUMPTIONS
-    weight_rules = ("home",)
-    sum_seen = "only the noisy sum of one row for each person, that of their home silo"
-    weights_unseen = "where persons are at home"
+    weight_rules = ("primary_silo",)
+    sum_seen = "only the noisy sum of one row for each person, that of their primary silo"
+    weights_unseen = "persons' primary silos"
     first_silo = (
         base.Visibility(
             "Silo 0 (the first)",
-            "the same; it also prepares the masked tables by which homes are found",
+            "the same; it also prepares the masked tables by which primary silos are found",
             "the same: it does not learn which entries were looked up",
         ),
     )
@@ -102,8 +104,8 @@ class Select(_private_weights.PrivateWeighting):
             limit = ""
         require(
             not limit,
-            f"{users:,} persons and {silos} silos: 'select' finds homes {limit}; set aggregator = 'lattice' and "
-            "weighting = 'records', or merge silos.",
+            f"{users:,} persons and {silos} silos: 'select' finds primary silos {limit}; set aggregator = 'lattice' "
+            "and weighting = 'records', or merge silos.",
             code="argument.value",
             field="aggregator",
         )
@@ -146,8 +148,8 @@ class Select(_private_weights.PrivateWeighting):
         return 8
 
     def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
-        """Return the messages by which server and silos come to share homes, and the base transfers of products."""
-        return *_home_shares.home_types(spec, is_first), _weight_shares.base_type(_BASE)
+        """Return the messages by which server and silos share primary silos, and the base transfers of products."""
+        return *_primary_silo_shares.primary_silo_types(spec, is_first), _weight_shares.base_type(_BASE)
 
     def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
         """Return the server's lookup of the sampled shares in silo 0's tables; () where everyone takes part."""
@@ -181,7 +183,7 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
     aggregator: Select
 
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
-        """Make shares of homes with silo 0, and base transfers with every silo."""
+        """Make shares of primary silos with silo 0, and base transfers with every silo."""
         self._shares(context).set_up(session)
         receivers = _weight_shares.make_base_transfers(
             self.spec, context, session, _BASE, PRODUCTS, self.spec.names
@@ -221,12 +223,12 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
         value: np.ndarray = ring.center(total) * self.aggregator.grid(self.spec).step
         return value
 
-    def _shares(self, context: base.ServerContext) -> _home_shares.HomeServerShares:
-        return _home_shares.HomeServerShares(self.spec, context)
+    def _shares(self, context: base.ServerContext) -> _primary_silo_shares.PrimarySiloServerShares:
+        return _primary_silo_shares.PrimarySiloServerShares(self.spec, context)
 
-    def _parameters(self, context: base.ServerContext) -> HomeParameters:
+    def _parameters(self, context: base.ServerContext) -> PrimarySiloParameters:
         session = current_session(context.store.run).session
-        return _home_shares.home_parameters(self.spec, bytes.fromhex(session))
+        return _primary_silo_shares.primary_silo_parameters(self.spec, bytes.fromhex(session))
 
     def _choices(
         self, context: base.ServerContext, attempt: RoundAttempt, name: str, bits: np.ndarray
@@ -280,7 +282,7 @@ def _hash_choices(request: Message) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(request.blobs[base.CHOICES_BLOB]).digest(), np.uint8)
 
 
-class _Silo(_home_shares.HomeSilo):
+class _Silo(_primary_silo_shares.PrimarySharesSilo):
     _aggregator: Select
 
     def __init__(self, aggregator: Select, spec: RunSpec, context: base.SiloContext) -> None:
@@ -321,7 +323,8 @@ class _Silo(_home_shares.HomeSilo):
         here = self._bits_here(request)
         refused = [0]
         for owners, whole in _private_weights.integer_rows(update, grid, refused):
-            # With θ', the silos' share of "is at home here", e·(1 − 2θ')·D + θ'·D is D where e ⊕ θ' is 1, and else 0.
+            # With θ', the silos' share of "has its primary silo here", e·(1 − 2θ')·D + θ'·D is D where e ⊕ θ' is 1, and
+            # else 0.
             words, own = ring.from_integers(whole), here[owners][:, None]
             rows.add(owners, np.where(own, -words, words))
             share = ring.add(share, np.where(own, words, 0).sum(axis=0, dtype=ring.dtype))
@@ -334,10 +337,10 @@ class _Silo(_home_shares.HomeSilo):
         }
 
     def _bits_here(self, request: Message) -> np.ndarray:
-        """Return this silo's bits (U,) of the silos' shares of homes in a round."""
+        """Return this silo's bits (U,) of the silos' shares of primary silos in a round."""
         session = self._member.session_of(request)
-        homes = self.share_parameters(session).unpack(self.round_shares(request))
-        here: np.ndarray = homes[session.roster.index(session.name)]
+        primary = self.share_parameters(session).unpack(self.round_shares(request))
+        here: np.ndarray = primary[session.roster.index(session.name)]
         return here
 
     def _open_transfers(self, request: Message, release: int) -> np.ndarray:

@@ -17,17 +17,17 @@ from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp_private import _private_weights, select
 from silodp_private.crypto import oblivious_transfer as ot
-from silodp_private.crypto.homes import HomeParameters
 from silodp_private.crypto.oblivious_transfer import TransferReceiver
+from silodp_private.crypto.primary_silos import PrimarySiloParameters
 from support.clear import released
 from support.masked import at
 from support.oracles import small_federation
-from support.private import HOME, LATTICE, SAMPLED, SELECT, Parties, counts_of, hidden_samples, run
+from support.private import LATTICE, PRIMARY, SAMPLED, SELECT, Parties, counts_of, hidden_samples, run
 from support.refusals import refused
 from support.stores import side_of
 from support.wires import wire  # noqa: F401
 
-SAMPLED_HOME = replace(HOME, user_sampling=0.5)
+SAMPLED_PRIMARY = replace(PRIMARY, user_sampling=0.5)
 FOUR = replace(SELECT, min_silos=3)
 USERS = 12
 
@@ -44,7 +44,7 @@ def choose_again(parties: Parties, name: str, counter: int, bits: np.ndarray) ->
 
 def test_a_release_has_one_choice_whatever_attempt_asks_for_it():
     """With k_0 and k_1, both, a correction is the row itself."""
-    parties = Parties(FOUR, HOME, silos=4)
+    parties = Parties(FOUR, PRIMARY, silos=4)
     parties.run_round(0)
     first = parties.last("update", "silo1")
     other = choose_again(parties, "silo1", 0, np.ones(USERS, np.int64))
@@ -53,7 +53,7 @@ def test_a_release_has_one_choice_whatever_attempt_asks_for_it():
     silo = parties.silos["silo1"]
     with refused("gate.release"):  # the release was opened
         silo.answer(lie)
-    parties = Parties(FOUR, HOME, silos=4)
+    parties = Parties(FOUR, PRIMARY, silos=4)
     parties.transport.lost = lambda name, request: name == "silo3" or request.kind == "open"
     with pytest.raises(Exception, match="needs 3"):
         parties.run_round(0)
@@ -66,7 +66,7 @@ def test_a_release_has_one_choice_whatever_attempt_asks_for_it():
 
 def test_transfers_of_one_release_serve_no_other():
     """Corrections of two releases under one pair of keys differ by the difference of two rows."""
-    parties = Parties(FOUR, HOME, silos=4)
+    parties = Parties(FOUR, PRIMARY, silos=4)
     parties.run_round(0)
     request = parties.last("update", "silo1")
     side, silo = side_of(parties.silos["silo1"]), parties.silos["silo1"]
@@ -80,7 +80,7 @@ def test_transfers_of_one_release_serve_no_other():
 
 def test_corrections_are_repeated_to_the_byte_after_a_restart():
     """A row that is trained anew may differ: its correction beside the first one would show by how much."""
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
     parties.run_round(0)
     request = parties.last("update", "silo1")
     sent = next(m for n, m in parties.transport.answered if (n, m.kind) == ("silo1", "update"))
@@ -93,7 +93,7 @@ def test_corrections_are_repeated_to_the_byte_after_a_restart():
 
 
 def test_a_process_that_dies_with_its_draw_stored_sends_that_draw(monkeypatch):
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
 
     def die(self, request, release):
         raise SystemExit("killed after the draw was stored")
@@ -111,7 +111,7 @@ def test_a_process_that_dies_with_its_draw_stored_sends_that_draw(monkeypatch):
 @pytest.mark.parametrize("how", ["other choices", "another model"])
 def test_a_silo_that_was_set_back_sends_its_rows_under_other_keys(how):
     """Store and ledger are copies of one moment, so nobody notices; with the same keys both would open every row."""
-    parties = Parties(SELECT, HOME, rounds=10)
+    parties = Parties(SELECT, PRIMARY, rounds=10)
     sent, copies = [], []
     with Parties.watch("silo1", sent, copies):
         parties.run_round(0)
@@ -139,7 +139,7 @@ def test_a_silo_that_was_set_back_sends_its_rows_under_other_keys(how):
 
 def test_a_silo_knows_no_key_of_another():
     """With one set of transfers for all, the server and any one silo could open every row."""
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
     parties.run_round(0)
     kept = [parties.store_of(name).run.get(f"products/{parties.session}") for name in parties.names]
     # Each alone: with δ and what the server holds, whoever knows only δ opens every row.
@@ -160,7 +160,7 @@ def test_a_silo_knows_no_key_of_another():
 
 def test_no_message_carries_what_another_silo_could_open_rows_with():
     """Choices differ between silos, and each silo is sent its own alone."""
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
     parties.run_round(0)
     sent = {n: m.blobs[CHOICES_BLOB] for n, m in parties.transport.asked if m.kind == "update"}
     assert len(set(sent.values())) == len(parties.names)
@@ -179,7 +179,7 @@ def test_the_share_leaves_masked_sealed_and_noisy(monkeypatch):
         return result
 
     monkeypatch.setattr(select._Silo, "_multiply", watched)
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
     parties.run_round(0)
     answers = {name: m for name, m in parties.transport.answered if m.kind == "update"}
     masked = {name: np.frombuffer(m.blobs["masked"], "<u4") for name, m in answers.items()}
@@ -202,14 +202,14 @@ def test_every_share_has_its_noise(monkeypatch):
         _private_weights, "integer_rows", lambda *_: iter([(np.zeros(0, int), np.zeros((0, 601), np.int64))])
     )
     with released() as totals:
-        run(SELECT, HOME, rounds=8, seed=None, federation=federation)
-    std = HOME.noise_multiplier * HOME.clip
+        run(SELECT, PRIMARY, rounds=8, seed=None, federation=federation)
+    std = PRIMARY.noise_multiplier * PRIMARY.clip
     noise = np.concatenate(totals) / std
     limits = stats.chi2.ppf([5e-7, 1 - 5e-7], noise.size) / noise.size
     assert limits[0] < (noise**2).mean() < limits[1]
 
 
-@pytest.mark.parametrize(("aggregator", "method"), [(SELECT, SAMPLED_HOME), (LATTICE, SAMPLED)])
+@pytest.mark.parametrize(("aggregator", "method"), [(SELECT, SAMPLED_PRIMARY), (LATTICE, SAMPLED)])
 def test_a_rounds_sample_depends_on_no_other_round(aggregator, method):
     """The server knows its own part of a round; with one κ for all rounds it would learn of the next."""
     hidden = replace(aggregator, hidden_sample=10)
@@ -223,7 +223,7 @@ def test_a_rounds_sample_depends_on_no_other_round(aggregator, method):
 
 
 def test_persons_without_records_are_sent_as_the_others_are():
-    parties = Parties(SELECT, HOME, federation=small_federation(users=400, records=200, features=20))
+    parties = Parties(SELECT, PRIMARY, federation=small_federation(users=400, records=200, features=20))
     counts = counts_of(small_federation(users=400, records=200, features=20))
     assert (counts[1] == 0).sum() > 100
     parties.run_round(0)
@@ -239,7 +239,7 @@ def test_persons_without_records_are_sent_as_the_others_are():
 
 def test_a_further_attempt_shows_one_share_under_other_masks(wire):  # noqa: F811
     wire.fails = at("silo3", "update", 0, "before")
-    run(FOUR, HOME, 1, federation=small_federation(silos=4))
+    run(FOUR, PRIMARY, 1, federation=small_federation(silos=4))
     answers = {m.attempt: m for s, m in wire.received if (s, m.kind) == ("silo1", "update")}
     assert answers.keys() == {0, 1}
     assert len(answers[0].blobs["corrections"]) == USERS * 5 * 4
@@ -249,7 +249,7 @@ def test_a_further_attempt_shows_one_share_under_other_masks(wire):  # noqa: F81
 
 
 def test_corrections_that_are_not_all_persons_stop_the_round_by_name():
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
     answer = Silo.answer
 
     def short(self, request):
@@ -265,12 +265,12 @@ def test_corrections_that_are_not_all_persons_stop_the_round_by_name():
     assert "silo2" in str(error.value)
 
 
-# --- the transfers' check, the homes, and what leaks to whom ---
+# --- the transfers' check, the primary silos, and what leaks to whom ---
 
 
 def test_a_failed_check_ends_a_silos_products_for_good():
     """Each failed check tells a cheating server one bit of what all transfers rest on."""
-    parties = Parties(SELECT, HOME)
+    parties = Parties(SELECT, PRIMARY)
     parties.run_round(0)
     request = parties.last("update", "silo1")
     good = choose_again(parties, "silo1", 1, np.zeros(USERS, np.int64))
@@ -282,10 +282,10 @@ def test_a_failed_check_ends_a_silos_products_for_good():
             side.update(lie, lambda r, lie=lie: silo._prepare_release(lie, r))
 
 
-@pytest.mark.parametrize("kind", ["base", "masked classes", "comparisons", "homes", "product base"])
+@pytest.mark.parametrize("kind", ["base", "masked classes", "comparisons", "primary silos", "product base"])
 def test_the_set_up_is_made_once_in_a_session(kind):
     """A second comparison under other places would show classes; second base transfers repeat every stream."""
-    parties = Parties(SELECT, SAMPLED_HOME)
+    parties = Parties(SELECT, SAMPLED_PRIMARY)
     asked = parties.last(kind)
     for attempt in (0, 1):
         lie = replace(asked, attempt=attempt, blobs={k: bytes(len(b)) for k, b in asked.blobs.items()})
@@ -294,27 +294,27 @@ def test_the_set_up_is_made_once_in_a_session(kind):
                 parties.silos["silo0"].answer(lie)
 
 
-def test_neither_party_alone_knows_who_is_at_home():
-    """η of the server and θ of the silos are uniform; what they add up to is one home for everyone."""
+def test_neither_party_alone_knows_a_primary_silo():
+    """η of the server and θ of the silos are uniform; what they add up to is one primary silo for everyone."""
     federation = small_federation(users=600, records=900)
-    parties = Parties(SELECT, HOME, federation=federation)
+    parties = Parties(SELECT, PRIMARY, federation=federation)
     words = parties.kept("weights/shares").arrays["shares"]
     side = side_of(parties.silos["silo1"])
     theirs = side.silo_shares("run").shares()
     for part in (words, theirs):
         assert stats.chisquare(np.bincount(part.astype(int), minlength=8)).pvalue > 1e-6
-    plan = HomeParameters(bytes.fromhex(parties.session), 600, 3)
-    assert (plan.unpack(words ^ theirs) == plan.find_homes(counts_of(federation))).all()
+    plan = PrimarySiloParameters(bytes.fromhex(parties.session), 600, 3)
+    assert (plan.unpack(words ^ theirs) == plan.find_primary_silos(counts_of(federation))).all()
 
 
-def test_the_server_with_one_silo_knows_homes_and_still_no_row_of_another():
-    """The limit that is stated: the common secret opens homes. Rows of the other silos stay under their own keys."""
-    parties = Parties(SELECT, HOME)
+def test_the_server_with_one_silo_knows_primary_silos_and_still_no_row_of_another():
+    """The stated limit: the common secret opens primary silos. Rows of other silos stay under their own keys."""
+    parties = Parties(SELECT, PRIMARY)
     parties.run_round(0)
     words = parties.kept("weights/shares").arrays["shares"]
-    plan = HomeParameters(bytes.fromhex(parties.session), USERS, 3)
-    homes = plan.unpack(words ^ side_of(parties.silos["silo0"]).silo_shares("run").shares())
-    assert (homes == plan.find_homes(counts_of(small_federation()))).all()
+    plan = PrimarySiloParameters(bytes.fromhex(parties.session), USERS, 3)
+    primary = plan.unpack(words ^ side_of(parties.silos["silo0"]).silo_shares("run").shares())
+    assert (primary == plan.find_primary_silos(counts_of(small_federation()))).all()
     # The server's keys of silo 1: of each person one of two, whichever it chose.
     kept = parties.server.store.round(0).get("choices/0/silo1")
     assert kept is not None
@@ -339,4 +339,4 @@ def test_masked_classes_that_cannot_be_stop_the_set_up_by_name():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Silo, "answer", wrong)
         with pytest.raises(SilodpError, match="silo2"):
-            Parties(SELECT, HOME)
+            Parties(SELECT, PRIMARY)

@@ -109,14 +109,14 @@ def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, 
 
 
 @BOTH
-def test_a_home_is_found_by_nobody_under_private_weighting(aggregator):
+def test_a_primary_silo_is_found_by_nobody_under_private_weighting(aggregator):
     with refused("argument.conflict") as error:
-        run(aggregator, replace(RECORDS, weighting="home"))
+        run(aggregator, replace(RECORDS, weighting="primary_silo"))
     assert error.value.field == "aggregator"
 
 
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])
-@pytest.mark.parametrize("weighting", ["present", "records", "home"])
+@pytest.mark.parametrize("weighting", ["present", "records", "primary_silo"])
 def test_weights_in_clear_show_what_they_need_and_nothing_is_promised_to_who_sees_it(
     aggregator, weighting, monkeypatch
 ):

@@ -21,7 +21,7 @@ from silodp.mechanisms.quantization import Quantizer, to_fixed_point
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType, is_roster, is_whole
-from silodp_private.crypto.homes import HomeParameters
+from silodp_private.crypto.primary_silos import PrimarySiloParameters
 from silodp_private.lattice import Lattice
 from silodp_private.paillier.aggregator import Paillier
 from silodp_private.select import Select
@@ -159,11 +159,11 @@ class PaillierInClear(_Weighted, Paillier):
 
 @dataclass(frozen=True)
 class SelectInClear(_Weighted, Select):
-    """1 at home; noise on the grid."""
+    """1 in the primary silo; noise on the grid."""
 
     def weights(self, spec, counts: np.ndarray) -> np.ndarray:
-        homes = HomeParameters(bytes(32), counts.shape[1], len(counts)).find_homes(counts)
-        return homes.astype(object)
+        primary = PrimarySiloParameters(bytes(32), counts.shape[1], len(counts)).find_primary_silos(counts)
+        return primary.astype(object)
 
     def noise(self, spec, stream) -> list[int]:
         std = spec.bounds.noise_multiplier * self.grid(spec).units

@@ -29,9 +29,9 @@ from support.oracles import small_federation
 from support.private import (
     HALF,
     HIDDEN,
-    HOME,
     LATTICE,
     PAILLIER,
+    PRIMARY,
     RECORDS,
     SAMPLED,
     SELECT,
@@ -47,7 +47,7 @@ RUNS = {
     "lattice hidden": (HIDDEN["lattice"], HALF),
     "paillier": (PAILLIER, RECORDS),
     "paillier hidden": (HIDDEN["paillier"], HALF),
-    "select": (SELECT, replace(HOME, user_sampling=0.5)),
+    "select": (SELECT, replace(PRIMARY, user_sampling=0.5)),
 }
 _JSON = (
     None, True, False, 0, -1, 1, 2**53, 2**64, 10**400, 0.5, float("nan"), float("inf"), "", "silo0", "0" * 64,

@@ -41,7 +41,7 @@ from support.wires import Direct
 
 RECORDS = replace(AVG, weighting="records")
 SAMPLED = replace(RECORDS, user_sampling=0.5)
-HOME = replace(AVG, weighting="home")
+PRIMARY = replace(AVG, weighting="primary_silo")
 LATTICE = Lattice(count_cap=3, attempts=20)
 SELECT = Select()
 PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)

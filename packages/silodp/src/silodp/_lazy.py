@@ -55,7 +55,7 @@ class Registry(Mapping[str, T], Generic[T]):
     Those of the core stand in a table. An installed distribution adds parts by an entry point in the group
     "silodp.KIND". The parts of our extension packages are items of this mapping, like those of the core; others are
     code of strangers and no items: `find_reference` translates their names into references "package.module:Name",
-    which are imported in one place (`silodp.config.plugins.import_reference`) or refused there. No distribution can
+    which are imported in one place (`silodp.plugins.import_reference`) or refused there. No distribution can
     take a name of the core's table, and a name in it costs no search of the installed distributions.
 
     Args:

@@ -1,4 +1,4 @@
-"""Trained models elsewhere: a run's public files read back, a silo's own part, and predictions for new tables.
+"""Trained models elsewhere: a run's public files read back, a silo's head, and predictions for new tables.
 
 No pickle is read. A table is read by the schema that the run kept, with the code that read the tables for training, and
 the outputs are computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
@@ -67,7 +67,7 @@ __all__ = ["TrainedModel", "load"]
 _log = logging.getLogger(__name__)
 
 
-class ModelPart(Protocol):
+class ModelHead(Protocol):
     """What a silo keeps beside the shared model of a run, and applies to it."""
 
     @property
@@ -101,11 +101,11 @@ class ModelPart(Protocol):
         parameters: Sequence[str],
         local: LocalTraining | None,
         seed: int | None,
-    ) -> ModelPart:
+    ) -> ModelHead:
         """Train it on x (n, ...), y (n, ...) and persons (n,); see `TrainedModel.fine_tune`."""
 
     @classmethod
-    def read(cls, path: str) -> ModelPart:
+    def read(cls, path: str) -> ModelHead:
         """Read its file.
 
         Raises:
@@ -119,8 +119,8 @@ class ModelPart(Protocol):
         """Return a copy of the shared model with it."""
 
 
-PARTS: Registry[type[ModelPart]] = Registry("model_parts", {})
-"""The parts by name; that of `TrainedModel.fine_tune` and `load` is "own"."""
+HEADS: Registry[type[ModelHead]] = Registry("model_heads", {})
+"""The heads by name; that of `TrainedModel.fine_tune` and `load` is "silo"."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,18 +131,18 @@ class TrainedModel:
         model: The model, in eval mode, on the CPU, with the weights of the run.
         guarantees: What the run guarantees, by adversary.
         description: Content of model.json.
-        own: What a silo keeps beside the shared model, which no ε covers, or a recalibration; None: the shared model.
+        head: What a silo keeps beside the shared model, which no ε covers, or a recalibration; None: the shared model.
     """
 
     model: nn.Module
     guarantees: dict[Adversary, Guarantee]
     description: ModelDescription
-    own: ModelPart | None = None
+    head: ModelHead | None = None
 
     def __repr__(self) -> str:
         released = " ".join(str(self.guarantees["released"]).split())
-        own = "" if self.own is None else f"; {self.own.about}"
-        return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released}{own})"
+        head = "" if self.head is None else f"; {self.head.about}"
+        return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released}{head})"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -220,9 +220,9 @@ class TrainedModel:
         loss: Loss | nn.Module | None = None,
         seed: int | None = None,
     ) -> TrainedModel:
-        """Train a silo's own part of the shared model on its records: scale and shift of the outputs, and more.
+        """Train a silo's head of the shared model on its records: scale and shift of the outputs, and more.
 
-        No noise is added, and ε of the shared model stays as it is, as long as the part, and what is predicted with it,
+        No noise is added, and ε of the shared model stays as it is, as long as the head, and what is predicted with it,
         stay where the records are.
 
         Args:
@@ -252,13 +252,13 @@ class TrainedModel:
         found = self.find_loss(inputs) if loss is None else loss
         if not isinstance(found, Loss):
             found = adapt_torch_loss(found, like.dtype, like.device)
-        # From the shared model, also where this one has a part already.
-        shared = self.model if self.own is None else cast(nn.Module, self.model.model)
+        # From the shared model, also where this one has a head already.
+        shared = self.model if self.head is None else cast(nn.Module, self.model.model)
         records = inputs, data.y, data.user
-        own = _find_part_class().train(
+        head = _find_head_class().train(
             fields.run, fields.weights, shared, found, records, parameters, local, seed
         )
-        return replace(self, model=own.apply(shared), own=own)
+        return replace(self, model=head.apply(shared), head=head)
 
     def find_loss(self, inputs: Any) -> Loss:
         """Return the default loss for the labels and the outputs of the model, which inputs (n, ...) give.
@@ -415,7 +415,7 @@ def load(
     model: nn.Module | None = None,
     *,
     code: str | Path | None = None,
-    own: str | Path | None = None,
+    head: str | Path | None = None,
 ) -> TrainedModel:
     """Load the model of a finished run.
 
@@ -425,7 +425,7 @@ def load(
             copied.
         code: Where the architecture is code outside silodp, the file or the dotted module with it, for example
             DIR/model.py. It is run only if it is, byte for byte, the code of the run: read it first.
-        own: A silo's own part of the model, or a recalibration: a file of `silodp fine-tune` or `silodp recalibrate`.
+        head: A silo's head of the model, or a recalibration: a file of `silodp fine-tune` or `silodp recalibrate`.
 
     Returns:
         The model, with the guarantees of the run.
@@ -476,21 +476,21 @@ def load(
     if problem is not None:
         raise SilodpError(f"the model has {problem}.", code="bundle.architecture", field="model")
     shared = TrainedModel(network.eval(), guarantees, description)
-    if own is None:
+    if head is None:
         return shared
-    part = _find_part_class().read(str(own))
-    if part.weights != description.weights:
+    found = _find_head_class().read(str(head))
+    if found.weights != description.weights:
         raise SilodpError(
-            f"{own} is part of another model than that in {directory}: name the run that it was trained on, or make a "
-            "new part with `silodp fine-tune`.",
+            f"{head} is a head of another model than that in {directory}: name the run that it was trained on, or make "
+            "a new head with `silodp fine-tune`.",
             code="bundle.mixed",
-            field="own",
+            field="head",
         )
-    return replace(shared, model=part.apply(shared.model), own=part)
+    return replace(shared, model=found.apply(shared.model), head=found)
 
 
-def _find_part_class() -> type[ModelPart]:
-    return PARTS.load_required("own", "analytics", "a silo's part of a model")
+def _find_head_class() -> type[ModelHead]:
+    return HEADS.load_required("silo", "analytics", "a silo's head of a model")
 
 
 def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any], TableMapping]:

@@ -49,7 +49,7 @@ CODES: dict[str, str] = {
     "argument.type": "an argument is of another type than is needed",
     "argument.value": "an argument or setting lies outside the values that it may have",
     "attack.canaries": "a method refuses the made-up records of an attack, so it cannot be attacked with them",
-    "attack.nothing_seen": "no adversary's view of a rehearsal could be read, and no noise tested",
+    "attack.nothing_seen": "no adversary's view of a canary run could be read, and no noise tested",
     "budget.out_of_reach": "no value of the setting that is searched for meets the target ε or the budget",
     "bundle.architecture": "the architecture of a stored model is unknown, or has other parameters than the run's",
     "bundle.code": "the code of a stored model was not named, or is not the code that it was trained with",

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from silodp.training import LocalTraining, Loss, Task, cross_entropy
 from silodp.training.gradients import build_user_gradient
 from silodp.training.sgd import RecordGradients, user_updates
-from silodp.training.sgd.separate import predict_rows
+from silodp.training.sgd.isolation import predict_rows
 from support.reference import assert_equal_updates, looped, updates
 
 COUNTS = [2, 1, 3] * 4 + [7]
@@ -208,7 +208,7 @@ def test_an_evaluation_by_sums_counts_every_record_by_itself(build):
     torch.manual_seed(0)
     task = Task(build(), cross_entropy())
     start, x = task.initial(0) + 0.3, torch.from_numpy(X)
-    everyone, others = (predict_rows(task, start, one, separate=False) for one in (x, x[12:]))
+    everyone, others = (predict_rows(task, start, one, isolate_units=False) for one in (x, x[12:]))
     assert torch.allclose(everyone[12:], others, atol=1e-5)
     alone = torch.cat([task.predict(start, one.unsqueeze(0)) for one in x])
     assert torch.allclose(everyone, alone, atol=1e-5)
@@ -299,7 +299,12 @@ def test_what_a_model_keeps_of_one_person_reaches_no_other_where_each_is_compute
         task = Task(build(), loss())
         data = LARGE[rows], Y[rows], USER[rows]
         found = user_updates(
-            task, task.initial(0), *data, LocalTraining(0.5), torch.Generator().manual_seed(1), separate=True
+            task,
+            task.initial(0),
+            *data,
+            LocalTraining(0.5),
+            torch.Generator().manual_seed(1),
+            isolate_units=True,
         )
         return {int(ids): row for ids, (row,) in found}
 
@@ -313,7 +318,7 @@ def test_nor_any_other_record(build, loss):
         torch.manual_seed(0)
         task = Task(build(), loss())
         generator = torch.Generator().manual_seed(1)
-        gradients = RecordGradients(task, *task.tensors(x, Y), 2, generator, separate=True)
+        gradients = RecordGradients(task, *task.tensors(x, Y), 2, generator, isolate_units=True)
         found = gradients.of(task.initial(0), torch.arange(8))
         return {int(ids): row for ids, (row,) in found}
 
@@ -327,6 +332,8 @@ def test_nor_any_other_prediction(build):
     torch.manual_seed(0)
     task = Task(build(), cross_entropy())
     start = task.initial(0)
-    for separate in (True, False):
-        both = [predict_rows(task, start, torch.from_numpy(x), separate=separate) for x in (LARGE, X)]
+    for isolate_units in (True, False):
+        both = [
+            predict_rows(task, start, torch.from_numpy(x), isolate_units=isolate_units) for x in (LARGE, X)
+        ]
         assert torch.allclose(both[0][1:], both[1][1:], atol=1e-5)

@@ -254,19 +254,21 @@ def compute(task: Task, params: Tensor, data: tuple[np.ndarray, ...], engine: st
     if engine.startswith("record"):
         steps = 20 if engine == "record traced" else 1
         gradients = RecordGradients(
-            task, *task.tensors(x, y), steps, generator, separate=engine == "record separate"
+            task, *task.tensors(x, y), steps, generator, isolate_units=engine == "record isolated"
         )
         rows = clip(gradients.of(params, torch.arange(len(x))))
     else:
         local = LocalTraining(
             0.5, epochs=10 if engine == "traced" else 1, batch_size=4 if engine == "batches" else None
         )
-        rows = clip(user_updates(task, params, x, y, user, local, generator, separate=engine == "separate"))
+        rows = clip(
+            user_updates(task, params, x, y, user, local, generator, isolate_units=engine == "isolated")
+        )
     task.refuse_changes()
     return rows
 
 
-ENGINES = ("together", "traced", "batches", "separate", "record", "record traced", "record separate")
+ENGINES = ("together", "traced", "batches", "isolated", "record", "record traced", "record isolated")
 
 
 def measure(

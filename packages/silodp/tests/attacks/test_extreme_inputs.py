@@ -3,7 +3,7 @@
 Attacked is the bound of a sum: one unit moves it by at most one clip. A sum of products can overflow in one order of
 its terms and not in another, and the order depends on how many records are computed at once: one record more, and the
 rows of others change from "not finite, counts as zero" to whole clips. Nobody has to choose the model: records alone do
-it. Without the rule of `training.sgd.separate`, one record moves a sum by up to 200 clips, at an ε below 1.
+it. Without the rule of `training.sgd.isolation`, one record moves a sum by up to 200 clips, at an ε below 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from silodp.mechanisms.clipping import clip_rows
 from silodp.training.losses import squared_error
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
-from silodp.training.sgd.separate import predict_rows
+from silodp.training.sgd.isolation import predict_rows
 from silodp.training.task import Task
 from support.oracles import add_up
 
@@ -215,8 +215,8 @@ def test_outputs_of_a_record_at_any_magnitude_do_not_depend_on_others(kind: str,
     task, start, shape = make_task(kind)
     for magnitude in MAGNITUDES[1:]:
         x, _ = make_records(count, shape, magnitude)
-        with_all = predict_rows(task, start, x, separate=False)[:-1]
-        without = predict_rows(task, start, x[:-1], separate=False)
+        with_all = predict_rows(task, start, x, isolate_units=False)[:-1]
+        without = predict_rows(task, start, x[:-1], isolate_units=False)
         torch.testing.assert_close(with_all, without, equal_nan=True, rtol=1e-3, atol=1e-3)
 
 

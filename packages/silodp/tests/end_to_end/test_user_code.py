@@ -167,12 +167,12 @@ def test_a_run_warns_at_its_start_and_in_its_report_where_keys_do_not_meet(silod
     assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [1, 1]
     for _ in range(2):  # as the run wrote it, and as it is written anew
         page = (tmp_path / "out" / "report.html").read_text()
-        assert 'id="doubts"' in page
+        assert 'id="data-warnings"' in page
         assert "20 person keys (in north, south) would be 10" in page
         assert silodp("report", tmp_path / "out").status == 0
     for shared in ("guarantee.json", "metrics.jsonl", "MODEL_CARD.md", "model.json"):
         assert "person keys" not in (tmp_path / "out" / shared).read_text()
-    (tmp_path / "out" / "plots" / "doubts.json").write_text('{"doubts": [1]}')
+    (tmp_path / "out" / "plots" / "data_warnings.json").write_text('{"data_warnings": [1]}')
     assert silodp("report", tmp_path / "out", "--json").json["error"]["code"] == "report.damaged"
 
 

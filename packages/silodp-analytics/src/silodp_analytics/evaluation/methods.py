@@ -193,9 +193,9 @@ class EvaluationSums(SeriesMethod):
     def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
         if len(context.x) == 0:
             return
-        from silodp.training.sgd.separate import predict_rows
+        from silodp.training.sgd.isolation import predict_rows
 
-        outputs = predict_rows(context.task, context.params, context.x, separate=context.separate)
+        outputs = predict_rows(context.task, context.params, context.x, isolate_units=context.isolate_units)
         cells = self.table.find_cells(outputs, context.y)  # comparisons, which round nothing
         shares = self.table.find_shares(context.y)
         if self._parts.columns:

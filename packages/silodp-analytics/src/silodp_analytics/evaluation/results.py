@@ -62,7 +62,9 @@ def describe_counts(
         "estimates": {name: asdict(estimate) for name, estimate in estimates.items()},
         "confusion": None if confusion is None else confusion.round(decimals=3).tolist(),
         # Those of places are the confusion matrix, of which no curve of calibration can be drawn.
-        "counts": [] if table.kind == "places" else counts.reshape(table.shape).round(decimals=3).tolist(),
+        "counts": []
+        if table.kind == "dense_labels"
+        else counts.reshape(table.shape).round(decimals=3).tolist(),
     }
     if table.kind == "survival":
         evaluation["times"] = list(table.times)

@@ -25,7 +25,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.settings import MAX_CELLS, Clip, Count, Epsilon, Named, NoiseMultiplier
 from silodp.text import join_names, pluralize
-from silodp.training.places import MOST_CLASSES
+from silodp.training.dense_labels import MOST_CLASSES
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule, MessageSchema, MessageType
 from silodp_analytics.count_parts import CountParts, find_groupings
@@ -382,7 +382,7 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
         )
     if data.label_shape:
         # A table of all pairs of classes is of use for few of them, and every count has noise of its own.
-        kind = "places" if data.classes <= MOST_CLASSES else "tokens"
+        kind = "dense_labels" if data.classes <= MOST_CLASSES else "tokens"
     else:
         kind = "scores" if data.classes == 2 else "classes"
     return CountTable(kind, data.classes, settings.bins)  # type: ignore[arg-type]

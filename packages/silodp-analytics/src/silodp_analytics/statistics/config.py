@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from silodp.config.build import build, convert_value, make_unknown_error
-from silodp.config.plugins import find_plugin, find_reference
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import TaskSection
 from silodp.config.toml_values import TomlTable, to_plain
 from silodp.errors import SilodpError
+from silodp.plugins import find_plugin, find_reference
 from silodp.settings import Count, Epsilon, NoiseMultiplier, Positive, Settings, check_value
 from silodp_analytics.evaluation.series import calibrate_one_release
 from silodp_analytics.statistics.method import Statistics

@@ -97,7 +97,7 @@ class Statistics(UldpAvg):
 
     releases_model: ClassVar[bool] = False
     budgets_of: ClassVar[Unit | None] = None
-    can_separate: ClassVar[bool] = True  # sums of a person's own entries, in double precision
+    can_isolate_units: ClassVar[bool] = True  # sums of a person's own entries, in double precision
     can_split: ClassVar[bool] = True
 
     @property

@@ -3,58 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from silodp.cli.run import run_config
-from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import load_config
+from silodp.plugins import refuse_plugins
 from silodp.report.page import write_report
 from silodp_analytics.statistics.config import derive_statistics
 from support.refusals import refused
 from support.wards import draw_wards, write_wards
 
-TAILS = '''
-from dataclasses import dataclass
-
-import numpy as np
-
-from silodp_analytics.counted import NumberBlock, fall_into_one
-from silodp_analytics.statistics.statistic import Statistic
-
-
-@dataclass(frozen=True)
-class Tails(NumberBlock, Statistic):
-    """Records below and above a public number."""
-
-    cut: float = 0.0
-
-    kind = "tails"
-    asked = dict[str, float]
-
-    @classmethod
-    def read_setting(cls, asked, columns):
-        return [cls(**columns.place_number(name, "tails"), cut=cut) for name, cut in asked.items()]
-
-    @property
-    def size(self):
-        return 3
-
-    def find_entries(self, records):
-        values, known = self.read(records)
-        above = values >= self.numeric.scale(np.array([self.cut]))[0]
-        return fall_into_one(np.where(known, above, 2))
-
-    def describe(self):
-        return {"column": self.column, "names": ["below", "above", "missing"]}
-'''
+PAGE = Path(__file__).parents[5] / "docs" / "extending.md"
+TAILS = re.search(r'^```python title="tails.py"\n(.*?)^```$', PAGE.read_text(), re.M | re.S)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    (tmp_path / "tails.py").write_text(TAILS)
+    assert TAILS is not None
+    (tmp_path / "tails.py").write_text(TAILS[1])
     path: Path = write_wards(tmp_path, draw_wards(120), head="seed = 1", noise="noise_multiplier = 0.3")
     path.write_text(
         f'{path.read_text()}"tails.py:Tails" = {{ age = 50.0 }}\nmean = []\n'.replace(

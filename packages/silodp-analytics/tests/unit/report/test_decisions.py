@@ -25,7 +25,7 @@ from silodp_analytics.decisions.decisions import (
 )
 from silodp_analytics.decisions.decisions_plots import plot_decisions
 from silodp_analytics.evaluation.report import EvaluatedPart, NoisyEvaluation
-from silodp_analytics.own_part.part import OwnPart
+from silodp_analytics.silo_head.head import SiloHead
 
 MEASURES = (
     "called",
@@ -257,15 +257,15 @@ def test_predictions_that_are_too_extreme_for_any_scale_are_drawn_in(noise_std: 
     assert isinstance(found, Recalibration)
     assert found.limits is not None
     probability, label = draw_overconfident(4000, 2)
-    part = OwnPart.of_recalibration("r", "w", found.scale, found.shift, found.limits)
+    head = SiloHead.of_recalibration("r", "w", found.scale, found.shift, found.limits)
     logit = torch.from_numpy(np.log(probability / (1 - probability)))[:, None]
-    fixed = part.apply(nn.Linear(1, 1, bias=False, dtype=torch.float64))
+    fixed = head.apply(nn.Linear(1, 1, bias=False, dtype=torch.float64))
     next(fixed.parameters()).data.fill_(1.0)
     after = torch.sigmoid(fixed(logit))[:, 0].detach().numpy()
     assert (np.argsort(after) == np.argsort(probability)).all()
     # Far beyond, too, and in single precision.
     extreme = torch.tensor([-np.inf, -60.0, -30.0, -17.0, -16.0, -6.0, 0.0, 9.0, np.inf], dtype=torch.float32)
-    single = part.apply(nn.Linear(1, 1, bias=False))
+    single = head.apply(nn.Linear(1, 1, bias=False))
     next(single.parameters()).data.fill_(1.0)
     drawn = single.outputs(extreme[:, None])[:, 0]
     assert (drawn.diff() > 0).all()

@@ -1,1 +1,1 @@
-"""Attacks on a run's promises: canaries are hidden in a rehearsal, and every adversary is played."""
+"""Attacks on a run's promises: a run on canaries is made, and every adversary attacks it."""

@@ -1,4 +1,4 @@
-"""Tests of the noise, the shifts and the samples of a rehearsal, from what its adversaries see."""
+"""Tests of the noise, the shifts and the samples of a canary run, from what its adversaries see."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from silodp._lazy import LazyModule
 from silodp.accounting.events import Composed, select_kind
+from silodp_audit.attack.canary_run import CanaryRun
 from silodp_audit.attack.noise import NoiseTest, Samples, run_noise_tests
-from silodp_audit.attack.rehearsal import Rehearsal
 from silodp_audit.attack.scores import Signal
 from silodp_audit.attack.views import NotSeen, Observation, find_reach
 
@@ -28,7 +28,7 @@ def run_checks(observation: Observation, level: float) -> Checks:
     """Test noise, shifts and samples against what was charged.
 
     Args:
-        observation: What was seen of a rehearsal.
+        observation: What was seen of a canary run.
         level: The probability that any test of right code fails.
     """
     signal = Signal.of(observation.condition("released")[0])
@@ -54,7 +54,7 @@ def _find_sum_variance(observation: Observation, signal: Signal) -> float:
     It is what was charged, unless steps of one release are charged with different noise: whoever is given the local
     models between the steps sees one silo's noise in them, and the sum has that of all.
     """
-    event, spec = observation.condition("released")[0], observation.rehearsal.spec
+    event, spec = observation.condition("released")[0], observation.canary_run.spec
     parts = [Signal.of(part) for part in event.parts] if isinstance(event, Composed) else []
     steps = {round(part.variance / part.draws, 9) for part in parts if part is not None}
     if len(steps) < 2:
@@ -72,12 +72,12 @@ def _collect_noise(observation: Observation, std: float) -> dict[str, Array]:
         observation: What was seen.
         std: The standard deviation that was charged for the sum.
     """
-    spec, directions = observation.rehearsal.spec, observation.canaries.directions
+    spec, directions = observation.canary_run.spec, observation.canaries.directions
     quiet = np.concatenate([directions.outsiders, directions.spares])
     rounds, shares = observation.rounds_joined, observation.shares
     # Where silos add noise by themselves, that of the silos with canaries is charged; else that of all together.
     carrying = observation.canaries.placement.count_silos(len(observation.names))
-    each_alone, joined = spec.bounds is None, observation.rehearsal.joined[rounds].sum(axis=1)
+    each_alone, joined = spec.bounds is None, observation.canary_run.joined[rounds].sum(axis=1)
     if shares is None or observation.has_kinds:
         # A sum that is no sum of noise, since every share is seen in it, has a noise of its own kind.
         if spec.views()["released"].sees_shares or (each_alone and observation.has_kinds) or not len(rounds):
@@ -88,7 +88,7 @@ def _collect_noise(observation: Observation, std: float) -> dict[str, Array]:
     adding = carrying if each_alone or observation.canaries.blocks > 1 else len(shares)
     share_std = std / np.sqrt(adding)
     # Silos that do not join a round send zeros, and tests of several silos are of the same rounds.
-    all_joined = bool(observation.rehearsal.joined.all())
+    all_joined = bool(observation.canary_run.joined.all())
     return {
         f"silo {place}": share[rounds][:, quiet] / share_std
         for place, (name, share) in enumerate(shares.items())
@@ -101,13 +101,13 @@ def _compare_shifts(
     observation: Observation, signal: Signal, reach: float, level: float
 ) -> tuple[list[NoiseTest], Samples | None]:
     """Compare how far members move sums with what was charged, and return the sample where a silo knows it."""
-    spec, directions = observation.rehearsal.spec, observation.canaries.directions
+    spec, directions = observation.canary_run.spec, observation.canaries.directions
     dense = len(directions.members) - directions.canaries
     total, drawn, samples = observation.total[observation.rounds_joined], None, None
     due = reach * signal.mean
     silo = Signal.of(observation.events["silo"])
     if spec.method.samples_users and spec.aggregator.sampled_by == "silos" and silo is not None:
-        drawn = observation.rehearsal.silo_sample(observation.curious, silo.coin)
+        drawn = observation.canary_run.silo_sample(observation.curious, silo.coin)
         samples = Samples(drawn[None], silo.coin, spec.method.participation_rule)
         due = due / silo.coin
     moved = total[:, directions.members] / due
@@ -152,7 +152,7 @@ def compare_count(test: str, found: int, expected: int) -> NoiseTest:
     return NoiseTest(test, found, found, found, expected, found == expected)
 
 
-def check_whole_updates(inside: Rehearsal, outside: Rehearsal, level: float) -> Checks:
+def check_whole_updates(inside: CanaryRun, outside: CanaryRun, level: float) -> Checks:
     """Test the noise of two runs, with and without a person who turns every silo's update.
 
     Args:

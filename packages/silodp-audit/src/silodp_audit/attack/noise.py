@@ -1,4 +1,4 @@
-"""Tests of the noise, the shifts and the samples of a rehearsal against what was charged.
+"""Tests of the noise, the shifts and the samples of a canary run against what was charged.
 
 They are far more sensitive than an attack on membership. A failure is a bug even where no ε is exceeded: the program
 does not add the noise that it states. A test of right code fails with a probability of at most its level.

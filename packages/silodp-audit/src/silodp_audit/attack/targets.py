@@ -18,16 +18,16 @@ from silodp.runtime.run_files import ATTACK, CONFIG, LEDGER, RUN_SPEC
 from silodp.wire.files import write_durably
 
 if TYPE_CHECKING:  # three seconds with torch, which a refusal need not wait for
-    from silodp_audit.attack.play import Promise, Target
+    from silodp_audit.attack.audit_run import Promise, Target
 
 
 def find_config_target(resolved: ResolvedRun) -> Target:
     """Return the target of a configuration; no private file is opened.
 
-    The promise is what the ledger of the rehearsal charges.
+    The promise is what the ledger of the canary run charges.
     """
     spec, _ = resolved.build_public_spec()
-    from silodp_audit.attack.play import Target
+    from silodp_audit.attack.audit_run import Target
 
     return Target(
         resolved.method,
@@ -62,7 +62,7 @@ def find_directory_target(directory: Path, overrides: Any = ()) -> Target:
         digest, names = str(stored["digest"]), tuple(map(str, stored["data"]["silos"]))
     _, guarantees = read_guarantees(directory)
     rounds = guarantees["released"].rounds
-    from silodp_audit.attack.play import Promise, Target
+    from silodp_audit.attack.audit_run import Promise, Target
 
     target = Target(
         settings.method,
@@ -97,7 +97,7 @@ def _list_unchecked(record: RunRecord) -> tuple[str, ...]:
 
 def _find_promises(charges: ChargeCounts) -> dict[Any, Promise]:
     """Return what a ledger charged for rounds of training, by adversary."""
-    from silodp_audit.attack.play import Promise
+    from silodp_audit.attack.audit_run import Promise
 
     found = {}
     for adversary, events in charges.charged.items():
@@ -112,7 +112,7 @@ def _find_promises(charges: ChargeCounts) -> dict[Any, Promise]:
 
 
 def _find_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the arguments of the rehearsal: those of the run, without what reads data or fixes randomness."""
+    """Return the arguments of the canary run: those of the run, without what reads data or fixes randomness."""
     given = settings.settings()
     left_out = ("rounds", "seed", "silo_limits", "evaluation")
     return {name: value for name, value in given.items() if name not in left_out}

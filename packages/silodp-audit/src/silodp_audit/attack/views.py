@@ -1,4 +1,4 @@
-"""What each adversary of a rehearsal sees of every canary, in the units in which scores and tests of noise are made."""
+"""What each adversary of a canary run sees of every canary, in the units of scores and tests of noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from silodp.accounting.events import Event, RevealedSample, count_kinds, explain
 from silodp.accounting.views import Adversary
 from silodp.methods.dp_sgd import DpSgd
 from silodp_audit.attack.canaries import Canaries, Directions
-from silodp_audit.attack.rehearsal import Rehearsal
+from silodp_audit.attack.canary_run import CanaryRun
 from silodp_audit.attack.scores import Signal, score_whitened
 
 Array = NDArray[np.float64]
@@ -77,15 +77,15 @@ class View:
 
 @dataclass(frozen=True)
 class Observation:
-    """A rehearsal as its adversaries see it.
+    """A canary run as its adversaries see it.
 
     Attributes:
-        rehearsal: The rehearsal.
+        canary_run: The canary run.
         canaries: Its federation.
         events: What a round was charged, by adversary.
     """
 
-    rehearsal: Rehearsal
+    canary_run: CanaryRun
     canaries: Canaries
     events: dict[Adversary, Event]
 
@@ -116,7 +116,7 @@ class Observation:
     @cached_property
     def rounds_joined(self) -> NDArray[np.intp]:
         """The rounds that the silo with the canaries took part in, where silos are sampled; else all."""
-        return np.flatnonzero(self.rehearsal.joined[:, 0])
+        return np.flatnonzero(self.canary_run.joined[:, 0])
 
     @cached_property
     def total(self) -> Array:
@@ -125,7 +125,7 @@ class Observation:
         Raises:
             NotSeen: the server's part of the aggregator cannot be repeated.
         """
-        found = self.rehearsal.sums
+        found = self.canary_run.sums
         if found is None:
             raise NotSeen("what the server computes from the answers could not be repeated")
         return self.project(found)
@@ -133,7 +133,7 @@ class Observation:
     @cached_property
     def shares(self) -> dict[str, Array] | None:
         """The noisy shares (T, n) that are sent in clear, by silo; None where there are none."""
-        found = self.rehearsal.shares
+        found = self.canary_run.shares
         return None if found is None else {name: self.project(rounds) for name, rounds in found.items()}
 
     def condition(self, adversary: Adversary) -> tuple[Event, list[EventCount] | None]:
@@ -144,7 +144,7 @@ class Observation:
         event = self.events[adversary]
         # Where silos have settings of their own, the events of those whose records the canaries are.
         event = select_kind(event, 0)
-        if self.rehearsal.spec.method.samples_silos and isinstance(event, RevealedSample):
+        if self.canary_run.spec.method.samples_silos and isinstance(event, RevealedSample):
             return event.event, [(event.event, len(self.rounds_joined))]
         return event, None
 
@@ -175,11 +175,13 @@ class Observation:
         return signal
 
     def _released_sums(self) -> Array:
-        found = self.rehearsal.released
+        found = self.canary_run.released
         if found is not None:
             return self.project(found)
         # Where the server's step cannot be inverted, its sums: what it makes of them is post-processing, if it does.
-        if self.rehearsal.sums is None or self.rehearsal.count_steps(self.rehearsal.sums) < len(self.total):
+        if self.canary_run.sums is None or self.canary_run.count_steps(self.canary_run.sums) < len(
+            self.total
+        ):
             raise NotSeen("the models are not what the server's optimizer makes of the sums")
         return self.total
 
@@ -189,7 +191,7 @@ class Observation:
 
     def _see_as_server(self, signal: Signal) -> View:
         known = self._known("server", signal)
-        view = self.rehearsal.spec.views()["server"]
+        view = self.canary_run.spec.views()["server"]
         shares = self.shares
         if shares is None:
             if view.sees_shares:
@@ -197,7 +199,7 @@ class Observation:
                     "the server sees every silo's share, and the answers have no array in which to find it"
                 )
             return self._see_sums(self.total, signal, known)
-        rounds, method = self.rounds_joined, self.rehearsal.spec.method
+        rounds, method = self.rounds_joined, self.canary_run.spec.method
         features = self._stack_shares(shares)
         if self.canaries.placement.kind == "one silo":
             parts: tuple[Array, ...] = (shares[self.target][rounds],)
@@ -229,7 +231,7 @@ class Observation:
     def _see_as_silo(self, signal: Signal) -> View:
         if len(self.names) < 2:
             raise NotSeen("there is one silo, and no other one that could attack it")
-        total, own = self.total, self.rehearsal.find_own_vectors(self.curious)
+        total, own = self.total, self.canary_run.find_own_vectors(self.curious)
         spares = self.canaries.directions.spares
         rest = np.empty_like(total)
         for number, vectors in enumerate(own):
@@ -240,17 +242,17 @@ class Observation:
 
     def _known(self, adversary: Adversary, signal: Signal) -> NDArray[np.bool_] | None:
         """Return which coins of persons an adversary sees, (T, n); None where there are none, or it sees none."""
-        spec = self.rehearsal.spec
+        spec = self.canary_run.spec
         if signal.coin == 1 or not spec.method.samples_users:
             return None
         by = spec.aggregator.sampled_by
         if by == "server" and adversary == "server":
-            drawn = [self.rehearsal.server_sample(number) for number in range(len(self.rehearsal.updates))]
+            drawn = [self.canary_run.server_sample(number) for number in range(len(self.canary_run.updates))]
             if any(one is None for one in drawn):
                 raise NotSeen("the sample that the server has drawn was not found in its store")
             return np.array(drawn)
         if by == "silos" and adversary == "silo":
-            return self.rehearsal.silo_sample(self.curious, signal.coin)
+            return self.canary_run.silo_sample(self.curious, signal.coin)
         raise NotSeen(
             f"the adversary is charged as one who knows the sample, which {by} draws: it is not read here"
         )
@@ -266,23 +268,23 @@ def find_part(total: Array, vectors: Array, spares: NDArray[np.int64]) -> Array:
     return part
 
 
-def read_whole_updates(rehearsal: Rehearsal, adversary: Adversary) -> Array:
+def read_whole_updates(canary_run: CanaryRun, adversary: Adversary) -> Array:
     """Return what an adversary sees of every round (T, 2) of a run in which one person turns every silo's update.
 
     Raises:
         NotSeen: it cannot be read here.
     """
-    total = rehearsal.sums
+    total = canary_run.sums
     if total is None:
         raise NotSeen("what the server computes from the answers could not be repeated")
     if adversary == "released":
-        found = rehearsal.released
+        found = canary_run.released
         return total if found is None else found
     if adversary == "server":
         return total
-    if len(rehearsal.spec.names) < 2:
+    if len(canary_run.spec.names) < 2:
         raise NotSeen("there is one silo, and no other one that could attack it")
-    own = [np.array(vectors) for vectors in rehearsal.find_own_vectors(rehearsal.spec.names[-1])]
+    own = [np.array(vectors) for vectors in canary_run.find_own_vectors(canary_run.spec.names[-1])]
     # The second coordinate of all rounds is noise, by which a silo finds the scale of its own part.
     rounds = np.concatenate(own, axis=1) if own and own[0].size else np.zeros((0, total.size))
     places = np.arange(1, total.size, 2)
@@ -298,7 +300,7 @@ def find_reach(observation: Observation, signal: Signal) -> float | None:
         observation: What was seen.
         signal: That of the sum.
     """
-    spec = observation.rehearsal.spec
+    spec = observation.canary_run.spec
     if spec.bounds is not None:
         # A smaller clip that a person's own budget asks for raises the charged multiplier, and not the noise.
         full = Signal.of(select_kind(spec.aggregator.event(spec, spec.views()["released"]), 0))

@@ -1,4 +1,4 @@
-"""`silodp attack`: made-up persons are hidden in a rehearsal of a run, and every adversary attacks it."""
+"""`silodp attack`: made-up persons are hidden in a canary run, and every adversary attacks it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attack(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Attack what is promised. Hides made-up persons in a rehearsal of the run, and tries to find them.
+    """Attack what is promised. Hides made-up persons in a canary run, and tries to find them.
 
     No table is read and no model is kept. Exit status 0: nothing contradicts the promise; 1: a promise or a test of
     noise failed; 2: a mistake.
@@ -69,7 +69,7 @@ def attack(
 
     target = load_target(path, set_ or ())
     # What is refused above is refused before torch is imported, which takes seconds.
-    from silodp_audit.attack.play import play
+    from silodp_audit.attack.audit_run import audit_run
     from silodp_audit.report.attacks import describe_result, parse_attack
 
     if rounds is not None and rounds < target.rounds:
@@ -80,7 +80,7 @@ def attack(
             "a wrong count of rounds is not seen"
         )
     asked = ADVERSARIES if adversary == "all" else (adversary,)
-    result = play(target, canaries=canaries, adversaries=asked, level=level)  # type: ignore[arg-type]
+    result = audit_run(target, canaries=canaries, adversaries=asked, level=level)  # type: ignore[arg-type]
     content = result.to_dict()
     lines = describe_result(parse_attack(content))
     directory = out or (path if path.is_dir() else None)

@@ -1,6 +1,6 @@
 """What `silodp attack` measured on a run, read back from attack.json and checked, and its sentences for readers.
 
-Bounds on attackers are computed elsewhere, from the ledger; the numbers here are measurements on a rehearsal, a run of
+Bounds on attackers are computed elsewhere, from the ledger; the numbers here are measurements on a canary run, a run of
 the same program on made-up persons. They show that the program leaks at least so much, and prove no guarantee.
 """
 
@@ -50,7 +50,7 @@ _Curve = Annotated[tuple[_Probability, ...], Field(min_length=2, max_length=MAX_
 
 @dataclass(frozen=True)
 class ClaimedBounds:
-    """What the charges of a rehearsal promise against one adversary.
+    """What the charges of a canary run promise against one adversary.
 
     Attributes:
         epsilon: ε at the δ of the record.
@@ -215,8 +215,8 @@ class AttackRecord:
         method: The name of the method.
         aggregator: The name of the aggregator.
         silos: Number of silos S.
-        dimensions: Number of parameters d of the rehearsal.
-        rounds: Rounds of the rehearsal.
+        dimensions: Number of parameters d of the canary run.
+        rounds: Rounds of the canary run.
         claimed_rounds: Rounds of the run that was attacked.
         canaries: Made-up persons that took part, or might have.
         delta: The δ of every ε.
@@ -269,7 +269,7 @@ class AttackRecord:
 
     @property
     def stand_in(self) -> str:
-        """What was trained in the rehearsal."""
+        """What was trained in the canary run."""
         if self.model == "canary":
             return "a linear model on made-up records, and not the model of the run"
         return "the model of the run on made-up records"
@@ -421,7 +421,7 @@ def describe_result(record: AttackRecord) -> list[str]:
     failed = [one for one in record.noise if not one.passed]
     return [
         f"{record.method}, {record.aggregator}, {pluralize(record.silos, 'silo')}: {record.canaries:,} made-up {unit} "
-        f"were hidden in a rehearsal of {pluralize(record.rounds, 'round')} with {record.stand_in}.",
+        f"were hidden in a canary run of {pluralize(record.rounds, 'round')} with {record.stand_in}.",
         *describe_scope(record, record.claimed_rounds),
         *record.describe_views(),
         f"Noise, shift and sampling: {len(record.noise) - len(failed)} of {len(record.noise)} tests passed.",
@@ -476,7 +476,7 @@ def describe_for_card(record: AttackRecord | None, rounds: int, evaluated: bool)
     if not leaks:
         return "**Attacked**: no leak could be measured."
     parts = [
-        f"**Attacked**: {pluralize(record.canaries, 'made-up person')} took part in a rehearsal of "
+        f"**Attacked**: {pluralize(record.canaries, 'made-up person')} took part in a canary run of "
         f"{pluralize(record.rounds, 'round')} with {record.stand_in}.",
         *([record.describe_evaluation()] if evaluated else []),
         f"Nothing contradicts {'that' if evaluated else 'these'} ε. What was seen to leak, at {record.confidence}: "

@@ -1,4 +1,4 @@
-"""Views of a rehearsal are what the protocols say that each adversary sees."""
+"""Views of a canary run are what the protocols say that each adversary sees."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from silodp.methods.server_optimizer import ServerAdam
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp_audit.attack.canaries import Canaries, Directions, Placement, make_canaries
-from silodp_audit.attack.rehearsal import Rehearsal, rehearse
+from silodp_audit.attack.canary_run import CanaryRun, run_canaries
 from silodp_audit.attack.views import find_part
 
 NAMES = ("a", "b", "c")
 DIRECTIONS = Directions(20, 30, 16)
 
 
-def play(method: Method, aggregator: str = "plain", rounds: int = 2) -> tuple[Rehearsal, Canaries]:
+def run_on_canaries(method: Method, aggregator: str = "plain", rounds: int = 2) -> tuple[CanaryRun, Canaries]:
     made = make_canaries(DIRECTIONS, Placement("everywhere"), NAMES)
     spec = prepare_run(made.federation, made.task, method, rounds=rounds, aggregator=aggregator)
-    return rehearse(spec, Simulation(made.federation, made.task)), made
+    return run_canaries(spec, Simulation(made.federation, made.task)), made
 
 
 def uldp(**settings: object) -> UldpAvg:
@@ -32,7 +32,7 @@ def uldp(**settings: object) -> UldpAvg:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_released_models_show_the_sums_of_the_shares(momentum: float) -> None:
-    found, _ = play(uldp(server_momentum=momentum))
+    found, _ = run_on_canaries(uldp(server_momentum=momentum))
     assert found.released is not None
     assert found.shares is not None
     total = sum(found.shares.values())
@@ -42,13 +42,13 @@ def test_released_models_show_the_sums_of_the_shares(momentum: float) -> None:
 
 
 def test_a_step_that_cannot_be_inverted_is_noticed() -> None:
-    found, _ = play(uldp(server_optimizer=ServerAdam()))
+    found, _ = run_on_canaries(uldp(server_optimizer=ServerAdam()))
     assert found.released is None
     assert found.sums is not None
 
 
 def test_under_masks_the_server_sees_the_sum_alone() -> None:
-    found, _ = play(uldp(), "masked")
+    found, _ = run_on_canaries(uldp(), "masked")
     assert found.shares is None
     ring, step = found.spec.aggregator.ring(found.spec)  # type: ignore[attr-defined]
     kept = found.observed.kept
@@ -75,7 +75,7 @@ def test_under_masks_the_server_sees_the_sum_alone() -> None:
 
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])
 def test_a_silo_knows_its_own_part_of_a_sum(aggregator: str) -> None:
-    found, made = play(uldp(noise_multiplier=5.0), aggregator)
+    found, made = run_on_canaries(uldp(noise_multiplier=5.0), aggregator)
     assert found.sums is not None
     rest = [
         total - find_part(total, np.array(own), made.directions.spares)
@@ -88,7 +88,7 @@ def test_a_silo_knows_its_own_part_of_a_sum(aggregator: str) -> None:
 
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])
 def test_a_silo_knows_who_was_sampled(aggregator: str) -> None:
-    found, made = play(uldp(user_sampling=0.5), aggregator, rounds=4)
+    found, made = run_on_canaries(uldp(user_sampling=0.5), aggregator, rounds=4)
     assert found.sums is not None
     drawn = found.silo_sample("c", 0.5)[:, made.directions.members]
     assert 0.2 < drawn.mean() < 0.8
@@ -98,8 +98,8 @@ def test_a_silo_knows_who_was_sampled(aggregator: str) -> None:
     assert moved[~drawn].mean() == pytest.approx(0, abs=0.4)
 
 
-def test_a_rehearsal_has_the_charges_of_its_ledger_and_keeps_nothing_on_disk() -> None:
-    found, _ = play(uldp())
+def test_a_canary_run_has_the_charges_of_its_ledger_and_keeps_nothing_on_disk() -> None:
+    found, _ = run_on_canaries(uldp())
     assert found.charges.rounds == 2
     assert sum(found.charges.charged["server"].values()) == 2
     assert found.observed.directory.path is None

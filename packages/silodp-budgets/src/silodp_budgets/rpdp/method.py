@@ -77,7 +77,7 @@ class TwoStageSampling(Method):
     needs_counts: bool = field(default=False, init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
 
-    can_separate: ClassVar[bool] = True
+    can_isolate_units: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -167,7 +167,7 @@ class RpdpFilter(Method):
         return self.local_steps / (2 * self.noise_multiplier**2)
 
     budgets_of: ClassVar[Unit | None] = "record"
-    can_separate: ClassVar[bool] = True
+    can_isolate_units: ClassVar[bool] = True
 
     @property
     def budgets(self) -> UnitBudgets:

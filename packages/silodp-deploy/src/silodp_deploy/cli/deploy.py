@@ -89,8 +89,8 @@ def init(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
             "unless their policy has allow_seed = true: take the seed out."
         )
-    for doubt in list_user_list_warnings(resolved):
-        log(f"warning: {doubt}")
+    for warning in list_user_list_warnings(resolved):
+        log(f"warning: {warning}")
     if local:
         chosen = port or find_free_port()
         made = make_local(resolved, resolved.load_federation(), out, chosen, host)

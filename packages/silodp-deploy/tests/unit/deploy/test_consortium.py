@@ -338,7 +338,7 @@ def test_accept_fixes_a_filter_whose_plan_is_the_run(public: Path, tmp_path: Pat
     )
     assert encode_plan(plan) != encode_plan(count_plan(replace(consortium.spec, rounds=1), name))
     # Other settings of the run are no other plan.
-    assert encode_plan(plan) == encode_plan(count_plan(replace(consortium.spec, separate=True), name))
+    assert encode_plan(plan) == encode_plan(count_plan(replace(consortium.spec, isolate_units=True), name))
     # With another plan, the run needs the limit of the other bounds.
     other = compute_lifetime_cost(
         consortium.spec,
@@ -505,16 +505,18 @@ def test_the_first_charge_fixes_the_plan(tmp_path: Path) -> None:
     assert "released" in find_shortfall(home, consortium.spec, "silo-1", Policy.load(home / "policy.toml"))
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_a_silo_whose_first_run_computes_persons_alone_refuses_others(separate: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolate_units", [True, False])
+def test_a_silo_whose_first_run_computes_persons_alone_refuses_others(
+    isolate_units: bool, tmp_path: Path
+) -> None:
     """Else the coordinator's next public folder could leave it out, and let its server choose models."""
-    parties = make_parties(tmp_path, CONFIG if separate else f"separate = false\n{CONFIG}")
+    parties = make_parties(tmp_path, CONFIG if isolate_units else f"isolate_units = false\n{CONFIG}")
     consortium = Consortium.load(parties / "public")
     spec, columns = consortium.spec, consortium.list_columns("silo-1")
     policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml")
     policy.check(policy.accepted[0], spec, columns)
-    with refused("policy.not_allowed") if separate else nullcontext():
-        policy.check(policy.accepted[0], replace(spec, separate=not separate), columns)
+    with refused("policy.not_allowed") if isolate_units else nullcontext():
+        policy.check(policy.accepted[0], replace(spec, isolate_units=not isolate_units), columns)
 
 
 SURVIVAL = """

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
-from silodp.data.tables.columns import NumericColumn
+from silodp.data.tables.kinds.numeric import NumericColumn
 from silodp.settings import Range, Whole, check_choice
 from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,

@@ -10,7 +10,7 @@ import numpy as np
 
 from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
-from silodp.data.tables.columns import NumericColumn
+from silodp.data.tables.kinds.numeric import NumericColumn
 from silodp.data.tables.schema import Schema
 from silodp.settings import check_choice
 from silodp_experiments.benchmarks._common import (

@@ -69,7 +69,7 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
         "silo_limits": {},
         "budget": config.budget,
         "evaluation": None,
-        "separate": False,
+        "isolate_units": False,
     }
     federation = config.load_federation()
     assert (federation.users, len(federation.silos), len(config.silos)) == (20, 2, 2)

@@ -60,7 +60,7 @@ def total(method: Method, federation: Federation, task: Task, **arguments: objec
     return sum(share.value for share in shares(method, federation, task, **arguments)).numpy()  # type: ignore
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])
+@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "primary_silo"])
 @pytest.mark.parametrize("clip", [0.01, 1.0])
 def test_emptying_a_person_moves_the_sum_of_uldp_avg_by_at_most_the_clip(weighting, clip):
     federation, task = small_federation(), logistic_task()
@@ -76,7 +76,7 @@ def test_emptying_a_person_moves_the_sum_of_uldp_avg_by_at_most_the_clip(weighti
     assert max(moves) > 0.3 * clip, "the bound is not vacuous"
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])
+@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "primary_silo"])
 def test_with_a_step_every_update_is_as_long_as_any(weighting):
     """Normalized updates: each person moves the sum by 1 at most, however short or long their update was."""
     federation, task = small_federation(), logistic_task()
@@ -100,7 +100,7 @@ def test_a_step_is_the_longest_move_of_a_round():
     )
     federation, task = replace(federation, silos=silos), logistic_task(features=1)
     population = FederationSize(3, 4)
-    for weighting in ("uniform", "present", "records", "home"):
+    for weighting in ("uniform", "present", "records", "primary_silo"):
         for method in (
             UldpSgd(0.0, step=0.7, weighting=weighting),
             UldpAvg(0.0, None, TRAIN, weighting, step=0.7),
@@ -167,7 +167,7 @@ def noise_of(method: Method, quiet: Method, federation: Federation, task: Task) 
         (UldpAvg(5.0, 0.2, TRAIN, "records", user_sampling=0.5), 5.0 * 0.2 / np.sqrt(3)),
         (UldpSgd(5.0, 0.2), 5.0 * 0.2 / np.sqrt(3)),
         (UldpSgd(5.0, step=0.3), 5.0 / np.sqrt(3)),
-        (UldpAvg(5.0, local=TRAIN, weighting="home", step=7.0), 5.0 / np.sqrt(3)),
+        (UldpAvg(5.0, local=TRAIN, weighting="primary_silo", step=7.0), 5.0 / np.sqrt(3)),
         (UldpNaive(5.0, 0.2, TRAIN), 2 * 5.0 * 0.2 * np.sqrt(3)),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -284,32 +284,32 @@ def test_weights_add_to_at_most_one(silos, users, seed):
     population = FederationSize(silos, users)
     uniform = UldpAvg(1.0, 1.0).user_weights(None, population)
     present = UldpAvg(1.0, 1.0, weighting="present").user_weights(counts, population)
-    home = UldpAvg(1.0, 1.0, weighting="home").user_weights(counts, population)
-    for weights in (uniform, present, home, roles.weigh_by_records(counts)):
+    primary = UldpAvg(1.0, 1.0, weighting="primary_silo").user_weights(counts, population)
+    for weights in (uniform, present, primary, roles.weigh_by_records(counts)):
         assert weights.shape == (silos, users)
         assert weights.sum(axis=0).max() <= 1 + 1e-15
         assert (weights >= 0).all()
     assert (uniform == roles.uniform_weight(silos)).all()
     assert roles.uniform_weight(silos) == pytest.approx(1 / silos, rel=1e-15)
     totals = counts.sum(axis=0)
-    for weights in (present, home, roles.weigh_by_records(counts)):
+    for weights in (present, primary, roles.weigh_by_records(counts)):
         np.testing.assert_allclose(weights.sum(axis=0), totals > 0)
         assert (weights[counts == 0] == 0).all()
     assert (present == (counts > 0) / np.maximum((counts > 0).sum(axis=0), 1)).all()
     for user in np.flatnonzero(totals):
-        assert home[:, user].tolist().index(1.0) == counts[:, user].tolist().index(counts[:, user].max())
+        assert primary[:, user].tolist().index(1.0) == counts[:, user].tolist().index(counts[:, user].max())
 
 
 def test_a_silo_checks_the_weights_it_is_given():
-    """Weights where it has no records, above 1, or parts of a person who is at home in one silo only."""
+    """Weights where it has no records, above 1, or parts of a person who counts in their primary silo only."""
     counts = np.array([3, 0, 1])
     for weighting, sent, problem in [
         ("present", [0.5, 0.0, 1.0], None),
         ("present", [0.5, 0.1, 1.0], "no record"),
         ("present", [1.5, 0.0, 1.0], "between 0 and 1"),
-        ("home", [1.0, 0.0, 0.0], None),
-        ("home", [0.5, 0.0, 1.0], "neither"),
-        ("home", [1.0, 1.0, 1.0], "no record"),
+        ("primary_silo", [1.0, 0.0, 0.0], None),
+        ("primary_silo", [0.5, 0.0, 1.0], "neither"),
+        ("primary_silo", [1.0, 1.0, 1.0], "no record"),
     ]:
         found = UldpAvg(1.0, weighting=weighting).check_weights(np.array(sent), counts, FederationSize(2, 3))
         assert (found is None) == (problem is None)
@@ -319,7 +319,7 @@ def test_a_silo_checks_the_weights_it_is_given():
 def test_where_only_presence_matters_a_silo_says_no_counts():
     counts = np.array([3, 0, 1])
     assert UldpAvg(1.0, weighting="present").count_for_weights(counts).tolist() == [1, 0, 1]
-    for weighting in ("records", "home"):
+    for weighting in ("records", "primary_silo"):
         assert UldpAvg(1.0, weighting=weighting).count_for_weights(counts).tolist() == [3, 0, 1]
 
 

@@ -17,7 +17,7 @@ from silodp.training import task as tasks
 from silodp.training.gradients import select_gradient
 from silodp.training.sgd import RecordGradients, _planning, _tracing
 from silodp.training.sgd._tracing import TracedGradient
-from silodp.training.sgd.separate import predict_rows
+from silodp.training.sgd.isolation import predict_rows
 from silodp_experiments.uldp_baselines import UldpGroup, UldpNaive
 
 
@@ -131,7 +131,7 @@ def test_no_private_record_is_measured_traced_or_tried(build, x, spied):
     of_records = RecordGradients(task, x, y, 100, generator)
     list(of_records.of(start, torch.arange(20)))
     list(of_records.of(start, torch.arange(3)))
-    predict_rows(task, start, x, separate=False)
+    predict_rows(task, start, x, isolate_units=False)
     assert spied["measure"] > 3
     assert spied["trace"] > 1
     assert spied["select"] == 3  # for users, for records, and for records each in a batch of its own

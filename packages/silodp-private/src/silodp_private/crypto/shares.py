@@ -1,8 +1,9 @@
 """Additive shares of one word per user between server and silos, and their products with a round's sample.
 
 A word v_u is shared as a_u (the server's) and c_u (of the silos, all alike), each uniform; what "adding" means is the
-parameters': modulo 2ᵀ (`silodp_private.crypto.reciprocals`), or bit by bit modulo 2 (`silodp_private.crypto.homes`).
-All that the silos hold follows from the run secret R, which every silo knows and the server does not. Rounds number the
+parameters': modulo 2ᵀ (`silodp_private.crypto.reciprocals`), or bit by bit modulo 2
+(`silodp_private.crypto.primary_silos`). All that the silos hold follows from the run secret R, which every silo knows
+and the server does not. Rounds number the
 draws: a session makes one draw per round, rounds only grow, and a round has its own transfer counter, so no mask is
 ever used twice.
 

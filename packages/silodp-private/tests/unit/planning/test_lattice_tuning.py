@@ -16,7 +16,7 @@ def test_the_chosen_settings_meet_the_target(tmp_path: Path, monkeypatch: pytest
     shrink_grid(monkeypatch)
     path = configured(tmp_path, "lattice", "[aggregation]\ncount_cap = 3")
     chosen = check_tuning(load_config(path, ["method.weighting=records"]))
-    assert chosen["weighting"] != "home"
+    assert chosen["weighting"] != "primary_silo"
 
 
 def test_an_aggregator_for_fewer_rounds_is_refused() -> None:

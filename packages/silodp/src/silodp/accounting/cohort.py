@@ -87,7 +87,6 @@ class Cohort:
         runs: The runs by continuation, in the order in which they first reserved.
         plan: The charges of the filter's plan; None before the first reservation.
         unknown: (note, ε) of runs elsewhere of which no ledger is known.
-        rehearsals: Notes on runs that cost nothing, because nobody sees anything of them.
 
     Raises:
         SilodpError: There is no such file (code cohort.path), or it is damaged (code ledger.damaged).
@@ -109,7 +108,6 @@ class Cohort:
         self.runs: dict[str, CohortRun] = {}
         self.plan: Counts | None = None
         self.unknown: list[tuple[str, float]] = []
-        self.rehearsals: list[str] = []
         self._depth = 0
         self._log = AppendOnlyLog(path, header, self._take)
         self._log.read()
@@ -383,10 +381,6 @@ class Cohort:
         check_value("epsilon", epsilon, Epsilon)
         self._append({"kind": "unknown", "note": note, "epsilon": epsilon})
 
-    def note_rehearsal(self, note: str) -> None:
-        """Note runs that cost nothing, because nobody but the controller sees anything of them."""
-        self._append({"kind": "rehearsal", "note": note})
-
     def _append(self, fields: dict[str, Any]) -> None:
         fields["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         with self.lock():
@@ -414,8 +408,6 @@ class Cohort:
                     self.runs[run.continuation] = replace(run, charges=charges, is_settled=True)
                 case "unknown":
                     self.unknown.append((str(fields["note"]), float(fields["epsilon"])))
-                case "rehearsal":
-                    self.rehearsals.append(str(fields["note"]))
                 case kind:
                     raise ValueError(f"a line of kind {kind!r}, which this version does not know")
 

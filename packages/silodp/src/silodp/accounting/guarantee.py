@@ -180,7 +180,7 @@ SHARED_ROUNDING = Assumption(
     "and with a model chosen for it, rounding lets one person move the sum by many clips while one is charged",
     technical=True,
 )
-SEPARATE_ROUNDING = Assumption(
+ISOLATED_ROUNDING = Assumption(
     "rounding-alone",
     "updates are computed in floating point, each person's or record's alone: the same computation gives the same "
     "bits, whatever a silo computed before it",
@@ -248,10 +248,10 @@ SERVER_FOLLOWS = Assumption(
     SERVER_OPERATOR,
 )
 """Of aggregators with masks; a guarantee leaves it out where nothing is sampled and weights are public."""
-SERVER_CHOOSES_HOMES = Assumption(
-    "server-chooses-homes",
+SERVER_CHOOSES_PRIMARY_SILOS = Assumption(
+    "server-chooses-primary-silos",
     "the server follows the protocol: it draws samples as the method says, and chooses each person's row from their "
-    "home alone (a silo cannot check what is chosen in another one)",
+    "primary silo alone (a silo cannot check what is chosen in another one)",
     SERVER_OPERATOR,
 )
 UNTIMED = Assumption(
@@ -274,7 +274,7 @@ def list_assumptions(
     several_ids: bool = False,
     samples_users: bool = False,
     is_sampled: bool = True,
-    separate: bool = False,
+    isolate_units: bool = False,
 ) -> tuple[Assumption, ...]:
     """Return the assumptions of a guarantee against this adversary under any method.
 
@@ -285,13 +285,13 @@ def list_assumptions(
         several_ids: whether a person may have several ids on it.
         samples_users: whether users are sampled.
         is_sampled: whether users, records or silos are sampled.
-        separate: whether every person (or record) is computed alone.
+        isolate_units: whether every person (or record) is computed alone.
     """
     by_list = INDEX_VERIFIED_IN_PART if several_ids else PUBLIC_INDEX
     common = (
         by_list if public_index else LOCAL_INDEX,
         DROPOUTS if is_sampled else DROPOUTS_WITHOUT_SAMPLES,
-        SEPARATE_ROUNDING if separate else SHARED_ROUNDING,
+        ISOLATED_ROUNDING if isolate_units else SHARED_ROUNDING,
         # Integer noise is added exactly, so it has no low bits to attack.
         *(() if integers else (FLOATING_POINT_NOISE,)),
         CONTINUED_ONCE,

@@ -80,7 +80,7 @@ class RunSpec:
         silo_limits: The ε that every silo's own ledger lets the run spend, at `noise_delta`, by adversary.
         tested: Whether held-out records, pooled, measure the model.
         series: The additional series, in the order in which they release; training is none of them.
-        separate: Whether every person (or record, where records are clipped) is computed alone.
+        isolate_units: Whether every person (or record, where records are clipped) is computed alone.
         run: The random id of one execution; "" before it begins. It is no part of `digest`.
     """
 
@@ -97,7 +97,7 @@ class RunSpec:
     silo_limits: Mapping[Adversary, float] = field(default_factory=dict, hash=False)
     tested: bool = False
     series: tuple[Series, ...] = ()
-    separate: bool = False
+    isolate_units: bool = False
     run: str = ""
 
     # --- what follows from the constants ---
@@ -189,8 +189,8 @@ class RunSpec:
         }
         if self.series:
             identity["series"] = {one.name: repr(one) for one in self.series}
-        if self.separate:
-            identity["separate"] = True
+        if self.isolate_units:
+            identity["isolate_units"] = True
         return identity
 
     @cached_property

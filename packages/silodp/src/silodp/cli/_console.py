@@ -359,7 +359,7 @@ def _describe_owner(error: OSError) -> str:
 
 def _describe_unexpected(error: BaseException) -> CommandFailure:
     """Describe an error of silodp or of a user's code: the sentence names its place, a file has the traceback."""
-    from silodp.config.plugins import find_failed_plugin  # no command that succeeds needs it
+    from silodp.cli.failed_plugin import find_failed_plugin  # no command that succeeds needs it
 
     # The innermost frame: the place in a user's model or loss, if the error comes from there.
     frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]

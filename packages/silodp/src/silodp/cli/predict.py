@@ -55,11 +55,11 @@ def predict(
         ),
     ] = None,
     code: ModelCode = None,
-    own: Annotated[
+    head: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The silo's own part of the model, made by `silodp fine-tune`, or a recalibration.",
+            help="The silo's head of the model, made by `silodp fine-tune`, or a recalibration.",
         ),
     ] = None,
     silo: Annotated[
@@ -103,7 +103,7 @@ def predict(
 
     # What the code of a model prints is no result, and would spoil the JSON object on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        model, skill = load(directory, code=code, own=own), read_skill(directory)
+        model, skill = load(directory, code=code, head=head), read_skill(directory)
         reader = list_reader_settings(
             separator=separator,
             decimal=decimal,
@@ -126,7 +126,7 @@ def predict(
         "columns": list(model.columns),
         "guarantee": model.guarantees["released"].to_dict(),
         "skill": None if skill is None else skill.to_dict(),
-        **({} if model.own is None else {"own_part": model.own.about}),
+        **({} if model.head is None else {"silo_head": model.head.about}),
     }
     show(
         result,
@@ -134,16 +134,16 @@ def predict(
         [
             f"{out}: {pluralize(len(predictions), 'row')} with {', '.join(model.columns)}.",
             describe_epsilon(model.guarantees["released"]),
-            *([] if model.own is None else [model.own.about]),
-            *([] if skill is None else _describe_skill(skill, model.own is not None)),
+            *([] if model.head is None else [model.head.about]),
+            *([] if skill is None else _describe_skill(skill, model.head is not None)),
         ],
     )
 
 
-def _describe_skill(skill: Skill, has_own_part: bool) -> list[str]:
-    """Return what held-out records said of a model that is no good; a part of the silo may have changed it."""
+def _describe_skill(skill: Skill, has_head: bool) -> list[str]:
+    """Return what held-out records said of a model that is no good; a head of the silo may have changed it."""
     found = [] if skill.code == "better" and not skill.describe_calibration() else skill.describe()
-    return [*(["Without the part of the silo:"] if found and has_own_part else []), *found]
+    return [*(["Without the head of the silo:"] if found and has_head else []), *found]
 
 
 def _read_dates(options: Sequence[str]) -> dict[str, str]:

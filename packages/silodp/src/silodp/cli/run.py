@@ -15,7 +15,6 @@ from silodp.accounting.guarantee import Guarantee
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.callbacks import make_callbacks
-from silodp.config.plugins import is_reference
 from silodp.config.resolve import ResolvedRun
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.config.schema import RunConfig
@@ -23,6 +22,7 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.plugins import is_reference
 from silodp.report.callbacks import KeepPrivateResults, WriteReport
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
@@ -144,13 +144,13 @@ def _run_config(
     task = resolved.build_task(federation)
     previous = _find_previous(directory) if resume else None
     changes = [] if previous is None else _list_changes(config, previous.config)
-    doubts = list_data_warnings(federation, task, method)
+    data_warnings = list_data_warnings(federation, task, method)
     remarks = [
         *_list_remarks(resolved, federation, directory, changes),
-        *(f"warning: {doubt}" for doubt in doubts),
+        *(f"warning: {warning}" for warning in data_warnings),
     ]
     written = WriteReport(directory)
-    private = KeepPrivateResults(resolved, federation, task, doubts, directory)
+    private = KeepPrivateResults(resolved, federation, task, data_warnings, directory)
     run_log = _RunLog(config, directory, changes, remarks)
     try:
         spec = resolved.prepare(federation, task)
@@ -178,9 +178,9 @@ def _run_config(
         summary["warnings"].append(
             f"{directory} was signed ({names}), and its files were written again: see 'silodp report DIR --verify'"
         )
-    for warning in [*summary["warnings"], *([] if run_log.begun else doubts)]:
+    for warning in [*summary["warnings"], *([] if run_log.begun else data_warnings)]:
         log(f"warning: {warning}")
-    summary["warnings"] += doubts
+    summary["warnings"] += data_warnings
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     return summary
 

@@ -20,9 +20,9 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from silodp.aggregators import Aggregator
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.config.plugins import check_own_name, find_plugin
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
+from silodp.plugins import check_own_name, find_plugin
 from silodp.settings import read_hints
 from silodp.text import is_own, join_names, name_class, shorten, suggest_name
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from silodp._lazy import make_missing_error
 from silodp.config.build import build, split_name
-from silodp.config.plugins import find_plugin
 from silodp.config.toml_values import TomlTable
+from silodp.plugins import find_plugin
 from silodp.runtime.callback import CALLBACKS, Callback, Result, RoundResult, RunStart
 from silodp.text import describe_exception
 

@@ -13,7 +13,6 @@ from silodp._lazy import Registry
 from silodp.accounting.views import Unit
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import get_fields, validate_arguments
-from silodp.config.plugins import find_reference, import_reference
 from silodp.config.run_settings import RunSettings, convert_plugin_errors, resolve_settings
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
@@ -27,6 +26,7 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
+from silodp.plugins import find_reference, import_reference, refuse_plugins
 from silodp.runtime.inspection import describe_model
 from silodp.runtime.prepare import prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
@@ -249,7 +249,8 @@ def read_table_schema(config: RunConfig) -> Schema | None:
     """
     if config.data.get("source") != "tables":
         return None
-    schema: Schema = _resolve_data(config)[1]["schema"]
+    with refuse_plugins("no code outside silodp runs here"):
+        schema: Schema = _resolve_data(config)[1]["schema"]
     return schema
 
 

@@ -26,12 +26,12 @@ from silodp.config.build import (
     split_name,
     validate_given,
 )
-from silodp.config.plugins import find_plugin
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.plugins import find_plugin
 from silodp.runtime.prepare import assemble_spec, choose_delta
 
 
@@ -79,7 +79,7 @@ class RunSettings:
             "delta": self.config.delta,
             "silo_limits": self.config.silo_limits,
             "evaluation": self.evaluation,
-            "separate": bool(self.config.separate),
+            "isolate_units": bool(self.config.isolate_units),
         }
 
     def assemble_spec(self, data: PublicData, model: ModelSpec, **more: Any) -> RunSpec:

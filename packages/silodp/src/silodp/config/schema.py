@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
 from silodp.config.build import convert_validation_error, get_fields, make_unknown_error
-from silodp.config.plugins import find_reference
 from silodp.config.toml_values import (
     TomlTable,
     check_plain,
@@ -22,6 +21,7 @@ from silodp.config.toml_values import (
     resolve_paths,
 )
 from silodp.errors import SilodpError
+from silodp.plugins import find_reference
 from silodp.settings import MAX_WHOLE
 from silodp.text import shorten
 
@@ -93,7 +93,7 @@ class RunConfig(_Section):
     aggregator: str = "plain"
     aggregation: TomlTable = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1, le=MAX_WHOLE)] = 1
-    separate: bool | None = None
+    isolate_units: bool | None = None
     data: TomlTable
     task: TaskSection = Field(default_factory=TaskSection)
     method: TomlTable

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.build import build, get_fields, validate_arguments
-from silodp.config.plugins import execute_code, import_reference, is_reference, locate_code, read_code
 from silodp.config.schema import TaskSection
 from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, lookup
+from silodp.plugins import execute_code, import_reference, is_reference, locate_code, read_code
 from silodp.text import describe_exception
+from silodp.training.dense_labels import MOST_CLASSES
 from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss, name_class_loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
 from silodp.training.models import MODELS, SIZES, VERSION, Architecture, mlp, name_linear_model
-from silodp.training.places import MOST_CLASSES
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn

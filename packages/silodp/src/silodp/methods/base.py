@@ -71,7 +71,7 @@ class LocalContext:
         memory: What this silo's last `LocallyNoisedUpdate` asked to be kept; None in the first round.
         round: The number of the round, counted from 0.
         state: The method's state in this round (see `PublicState.initial_state`).
-        separate: Whether every unit is computed alone (see `Method.can_separate`).
+        isolate_units: Whether every unit is computed alone (see `Method.can_isolate_units`).
     """
 
     task: Task
@@ -87,12 +87,14 @@ class LocalContext:
     memory: np.ndarray | None = None
     round: int = 0
     state: roles.MethodState = field(default_factory=dict)
-    separate: bool = False
+    isolate_units: bool = False
 
     def make_record_gradients(self, steps: int) -> sgd.RecordGradients:
         """Return the gradients of single records, for so many batches of this silo's records."""
         dropout = self.randomness.torch("dropout")
-        return sgd.RecordGradients(self.task, self.x, self.y, steps, dropout, separate=self.separate)
+        return sgd.RecordGradients(
+            self.task, self.x, self.y, steps, dropout, isolate_units=self.isolate_units
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class LinkageCase:
     is_estimate: bool = False
 
 
-def supports(method: type[Method], ability: Literal["can_separate", "can_split"]) -> bool:
+def supports(method: type[Method], ability: Literal["can_isolate_units", "can_split"]) -> bool:
     """Return whether `local_update` of a class of methods has an ability.
 
     An inherited one counts only if `local_update` is inherited with it: the statement is about that code.
@@ -133,8 +135,8 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
 
     server_optimizer: ServerOptimizer | None = field(default=None, kw_only=True, metadata=OMIT_NONE)
 
-    can_separate: ClassVar[bool] = False
-    """Whether `local_update` computes the row of every unit alone where `LocalContext.separate`.
+    can_isolate_units: ClassVar[bool] = False
+    """Whether `local_update` computes the row of every unit alone where `LocalContext.isolate_units`.
 
     Then shapes and code paths of a row depend on that unit's records alone, and so do its bits for given random
     numbers, which follow from a secret seed and the unit's number.

@@ -173,7 +173,7 @@ class Ddp(Method):
     needs_counts: bool = field(default=False, init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
 
-    can_separate: ClassVar[bool] = True
+    can_isolate_units: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, value in read_per_client(self).items():

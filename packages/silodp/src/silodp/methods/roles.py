@@ -25,7 +25,7 @@ from silodp.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-WeightRule = Literal["shares", "home"]
+WeightRule = Literal["shares", "primary_silo"]
 """A rule by which weights follow from counts; see `UserWeights.weight_rule`."""
 
 
@@ -153,8 +153,8 @@ class UserWeights:
     def weight_rule(self) -> WeightRule | None:
         """The rule by which private weighting finds the weights; None where they follow another one.
 
-        "shares": w[s,u] = c[s,u]/Σ_s c[s,u], with c of `count_for_weights`. "home": 1 in a silo with most of u's
-        records, and 0 elsewhere.
+        "shares": w[s,u] = c[s,u]/Σ_s c[s,u], with c of `count_for_weights`. "primary_silo": 1 in a silo with most of
+        u's records, and 0 elsewhere.
         """
         return None
 
@@ -455,16 +455,16 @@ def weigh_by_records(counts: np.ndarray) -> np.ndarray:
     return validate_weights(counts / np.maximum(totals, 1))
 
 
-def weigh_at_home(counts: np.ndarray) -> np.ndarray:
+def weigh_primary_silo(counts: np.ndarray) -> np.ndarray:
     """Return w[s,u] = 1 in the silo with most of u's records, the first of equals, else 0: (S, U) float64.
 
     Args:
         counts: The numbers of records n[s,u], (S, U) int64.
     """
-    home = np.zeros(counts.shape)
-    # argmax takes the first of equals, so that every party finds the same home.
-    home[counts.argmax(axis=0), np.arange(counts.shape[1])] = 1.0
-    return validate_weights(np.where(counts > 0, home, 0.0))
+    primary = np.zeros(counts.shape)
+    # argmax takes the first of equals, so that every party finds the same primary silo.
+    primary[counts.argmax(axis=0), np.arange(counts.shape[1])] = 1.0
+    return validate_weights(np.where(counts > 0, primary, 0.0))
 
 
 def validate_weights(weights: np.ndarray) -> np.ndarray:

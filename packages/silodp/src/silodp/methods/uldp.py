@@ -31,13 +31,13 @@ of this norm; then it stays shorter than 1 in proportion. Such an update consist
 to norm 1 it would move the model as far as the updates of users who still learn. The value is that of AUTO-S (Bu et
 al., Automatic Clipping, 2023)."""
 
-Weighting = Literal["uniform", "present", "records", "home"]
+Weighting = Literal["uniform", "present", "records", "primary_silo"]
 """How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
 
 _DISCLOSED = {
     "present": "in which silos each person has records",
     "records": "each person's record counts",
-    "home": "each person's record counts",
+    "primary_silo": "each person's record counts",
 }
 
 
@@ -102,8 +102,8 @@ class UldpAvg(base.Method):
         clip: The 2-norm C that a person's update is clipped to; 1 with `step`.
         local: The training on one person's records.
         weighting: How a person's weight of 1 is divided. "uniform": w[s,u] = 1/S; "present": 1 over the number of silos
-            in which u has records, in these silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's
-            records (the first of equals).
+            in which u has records, in these silos; "records": n[s,u]/N[u]; "primary_silo": 1 in the silo with most of
+            u's records (the first of equals).
         user_sampling: The probability q of the coin for every person and round, one for all silos together.
         participation: The rule by which persons take part in rounds, drawn for all silos together; `Poisson(q)` is the
             same as `user_sampling = q`. None: the rule of `user_sampling`.
@@ -175,7 +175,7 @@ class UldpAvg(base.Method):
         if self.weighting == "uniform":
             raise base.conflict_error(
                 "verified and weighting = 'uniform': uniform weights need no verified ids; leave verified out, or take "
-                "weighting = 'home'.",
+                "weighting = 'primary_silo'.",
                 "verified",
             )
         # The ids of one person would have a coin, or a budget, each.
@@ -216,7 +216,7 @@ class UldpAvg(base.Method):
     # --- Budgets of single persons ---
 
     budgets_of: ClassVar[Unit | None] = "user"
-    can_separate: ClassVar[bool] = True
+    can_isolate_units: ClassVar[bool] = True
     can_split: ClassVar[bool] = True
 
     @property
@@ -289,7 +289,7 @@ class UldpAvg(base.Method):
         """The rule of private weighting; weights by presence are by records of which each silo has one."""
         if self.weighting == "uniform" or self.verified is not None:
             return None
-        return "home" if self.weighting == "home" else "shares"
+        return "primary_silo" if self.weighting == "primary_silo" else "shares"
 
     def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
         """Return the counts, or 1 for each that is above 0 where only presence matters."""
@@ -308,7 +308,9 @@ class UldpAvg(base.Method):
             )
         counted = self.count_for_weights(counts)
         by_rule = (
-            roles.weigh_at_home(counted) if self.weighting == "home" else roles.weigh_by_records(counted)
+            roles.weigh_primary_silo(counted)
+            if self.weighting == "primary_silo"
+            else roles.weigh_by_records(counted)
         )
         if self.verified is None:
             return by_rule
@@ -322,7 +324,7 @@ class UldpAvg(base.Method):
     def check_weights(
         self, weights: np.ndarray, counts: np.ndarray, population: roles.FederationSize
     ) -> str | None:
-        """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
+        """Check that weights are at most 1 with records, and 0 without; all or nothing with "primary_silo"."""
         problem = super().check_weights(weights, counts, population)
         if problem is None and (weights[counts == 0] != 0).any():
             problem = "is for a person who has no record here"
@@ -331,7 +333,7 @@ class UldpAvg(base.Method):
             problem = self.verified.check(weights, population.silos)
             weights = weights[: self.verified.users]
             whole, meaning = self.verified.share, "verified.share"
-        if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, whole)).all():
+        if problem is None and self.weighting == "primary_silo" and not np.isin(weights, (0.0, whole)).all():
             problem = f"is neither 0 nor {meaning}"
         return problem
 
@@ -371,7 +373,7 @@ class UldpAvg(base.Method):
             context.user[present],
             self.local,
             context.randomness.torch("batches"),
-            separate=context.separate,
+            isolate_units=context.isolate_units,
         )
         rows = (
             clip_rows(

@@ -15,10 +15,10 @@ from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.assumption import Assumption
 from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
-from silodp.config.plugins import find_plugin, find_reference
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
+from silodp.plugins import find_plugin, find_reference
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges, warn_of_delta
 from silodp.settings import MAX_SILOS, Delta, Whole, check_choice, check_value

@@ -110,8 +110,8 @@ def plan_run(
         "aggregation": aggregator.describe(spec),
     }
     result |= _plan_series(spec, charges, accountant)
-    if spec.separate:
-        result["separate"] = True
+    if spec.isolate_units:
+        result["isolate_units"] = True
     adversary: Adversary = "released"
 
     if budget is not None:
@@ -329,8 +329,8 @@ def format_plan(result: Mapping[str, Any], series: Iterable[Series] = ()) -> lis
         if (planned := result.get(one.name)) is not None:
             spent = ", ".join(f"{name} ε = {format_epsilon(e)}" for name, e in planned["epsilon"].items())
             lines += one.format_plan(spent, planned)
-    if result.get("separate"):
-        lines.append("the row of every person (or record) is computed alone: separate = true")
+    if result.get("isolate_units"):
+        lines.append("the row of every person (or record) is computed alone: isolate_units = true")
     limits = [("budget", result["budget"])] if result["budget"] is not None else []
     limits += [("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
     for name, limit in limits:

@@ -11,7 +11,7 @@ from silodp.data.federation import Federation
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.report.run_record import Allocation, RunRecord, keep_allocation, keep_doubts, read_run
+from silodp.report.run_record import Allocation, RunRecord, keep_allocation, keep_data_warnings, read_run
 from silodp.runtime.callback import Callback, Result
 from silodp.training.task import Task
 
@@ -45,12 +45,12 @@ class WriteReport(Callback):
 
 @dataclass(frozen=True)
 class KeepPrivateResults(Callback):
-    """Writes what the report shows of private records: metrics of held-out ones, doubts, and records per person."""
+    """Writes what the report shows of private records: metrics of held-out ones, data warnings, records per person."""
 
     resolved: ResolvedRun
     federation: Federation
     task: Task
-    doubts: Sequence[str]
+    data_warnings: Sequence[str]
     directory: Path
 
     def on_end(self, result: Result | None) -> None:
@@ -64,7 +64,7 @@ class KeepPrivateResults(Callback):
             held_out = measure_held_out(self.federation, self.task, result.params, rounds, groups)
             if held_out is not None:
                 keep_held_out(self.directory, held_out)
-        keep_doubts(self.directory, self.doubts)
+        keep_data_warnings(self.directory, self.data_warnings)
         # Of data that are not published, the number of records of each person is private, and not even kept.
         if self.resolved.dataset.is_published:
             names = [silo.name for silo in self.federation.silos]

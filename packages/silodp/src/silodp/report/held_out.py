@@ -114,7 +114,7 @@ def measure_held_out(
     # Imported here: a report, which reads what was measured, needs none of them.
     from silodp.data.tables.schema import name_classes
     from silodp.data.tables.subgroups import find_groups
-    from silodp.training.places import count_classes
+    from silodp.training.dense_labels import count_classes
 
     test, classes = federation.test, federation.classes
     if test is None or len(test.x) == 0:

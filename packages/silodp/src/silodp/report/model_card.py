@@ -211,20 +211,8 @@ def _tabulate_inputs(described: ModelDescription) -> list[tuple[str, str, str]]:
     if described.inputs is None:
         return []
     schema, rows = described.schema, []
-    for column in schema.feature_columns:
-        if column in schema.categorical:
-            categories = schema.categorical_columns()[column]
-            values, missing = f"one of {quote_names(categories.categories)}", categories.missing
-            policy = "refused" if missing is None else f"count as {quote_names([missing])}"
-        else:
-            constants = schema.numeric_columns()[column]
-            kind = "number" if constants.since is None else f"date, in days since {constants.since}"
-            values = "{}, {:g} to {:g}".format(kind, *constants.range)
-            if constants.typical is not None:
-                values += ", typically {:g} ± {:g}".format(*constants.typical)
-            policy = "refused" if constants.fill is None else f"count as {constants.fill:g}"
-            policy += ", with an input of 1 beside it" if constants.has_indicator else ""
-        rows.append((quote_names([column]), values, policy))
+    for column, kind in schema.kinds.items():
+        rows.append((quote_names([column]), *kind.describe(quote_names)))
     return rows
 
 

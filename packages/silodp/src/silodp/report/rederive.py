@@ -22,12 +22,12 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import FORMAT, ModelSpec
-from silodp.config.plugins import refuse_plugins
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import is_format, parse_json, refuse_malformed
+from silodp.plugins import refuse_plugins
 from silodp.runtime.checkpoint import (
     COMPLETED_ROUNDS_KEY,
     Participation,

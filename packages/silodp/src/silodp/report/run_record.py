@@ -22,9 +22,9 @@ from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
-from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError
 from silodp.parsing import MALFORMED, is_format, parse_json, parse_toml, refuse_malformed
+from silodp.plugins import refuse_plugins
 from silodp.report.audit import AuditResult, audit_run
 from silodp.report.cohort import CohortRecord, read_cohort
 from silodp.report.guarantee_text import is_valid_guarantee
@@ -35,7 +35,7 @@ from silodp.wire.files import write_durably
 
 _T = TypeVar("_T")
 
-ALLOCATION, DOUBTS = "allocation.json", "doubts.json"
+ALLOCATION, DATA_WARNINGS = "allocation.json", "data_warnings.json"
 HELD_OUT = "held_out.json"
 """A private file in DIR/plots, beside the pictures; a report is written without it where it is deleted."""
 MAX_BARS = 400
@@ -102,7 +102,7 @@ class RunRecord:
         aggregator: How the silos' updates were added up.
         model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
         allocation: Records per person, private; None where they were not kept.
-        doubts: Sentences on keys of persons, weights and the loss, private; () where none were kept.
+        data_warnings: Sentences on keys of persons, weights and the loss, private; () where none were kept.
         audit: Result of the comparison with the ledger; None where there is no ledger.
         budget: Privacy budget of the run, if any.
         finished: When the run ended, by guarantee.json.
@@ -120,7 +120,7 @@ class RunRecord:
     audit: AuditResult | None
     budget: Budget | None
     finished: datetime
-    doubts: tuple[str, ...] = ()
+    data_warnings: tuple[str, ...] = ()
     cohort: CohortRecord | None = None
     sections: Mapping[str, ReportSection] = field(default_factory=dict)
 
@@ -163,7 +163,7 @@ def read_run(directory: Path, *, with_sections: bool = True) -> RunRecord:
     # The δ of the budget in the ledger may be less: it accounts for the noise alone, and a page shows the whole δ.
     delta = guarantees["released"].delta
     budget = audit.budget if audit else _read_budget(settings, delta)
-    doubts = read_private(directory, DOUBTS, _Doubts)
+    data_warnings = read_private(directory, DATA_WARNINGS, _DataWarnings)
     run = RunRecord(
         rows=rows,
         summary=summary,
@@ -175,7 +175,7 @@ def read_run(directory: Path, *, with_sections: bool = True) -> RunRecord:
         audit=audit,
         budget=replace(budget, delta=delta) if audit and budget else budget,
         finished=datetime.fromisoformat(summary["finished"]),
-        doubts=doubts.doubts if doubts else (),
+        data_warnings=data_warnings.data_warnings if data_warnings else (),
         cohort=read_cohort(directory, summary["run"]),
     )
     return replace(run, sections=read_sections(directory, run)) if with_sections else run
@@ -267,10 +267,10 @@ def _read_budget(config: str | None, delta: float) -> Budget | None:
 
 
 @dataclass(frozen=True)
-class _Doubts:
-    """The content of doubts.json."""
+class _DataWarnings:
+    """The content of data_warnings.json."""
 
-    doubts: tuple[str, ...]
+    data_warnings: tuple[str, ...]
 
 
 def keep_allocation(directory: Path, allocation: Allocation) -> None:
@@ -278,9 +278,9 @@ def keep_allocation(directory: Path, allocation: Allocation) -> None:
     keep_private(directory, ALLOCATION, asdict(allocation))
 
 
-def keep_doubts(directory: Path, doubts: Sequence[str]) -> None:
-    """Write DIR/plots/doubts.json, which is private."""
-    keep_private(directory, DOUBTS, {"doubts": list(doubts)})
+def keep_data_warnings(directory: Path, data_warnings: Sequence[str]) -> None:
+    """Write DIR/plots/data_warnings.json, which is private."""
+    keep_private(directory, DATA_WARNINGS, {"data_warnings": list(data_warnings)})
 
 
 def keep_private(directory: Path, name: str, fields: Mapping[str, Any]) -> None:

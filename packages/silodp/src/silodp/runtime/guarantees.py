@@ -200,7 +200,7 @@ class DerivedGuarantee:
             several_ids=spec.method.allows_several_ids,
             samples_users=spec.method.samples_users,
             is_sampled=spec.is_sampled,
-            separate=spec.separate,
+            isolate_units=spec.isolate_units,
         )
         by_profile = spec.data.identity_digest and spec.needs_common_index
         draws = spec.method.samples_silos or (

@@ -138,7 +138,7 @@ class LocalRecords:
                 memory=release.memory,
                 round=release.round,
                 state=release.state,
-                separate=self._spec.separate,
+                isolate_units=self._spec.isolate_units,
             )
         )
         # Nothing of an update leaves a silo before one person's records are known to have changed nothing for others.

@@ -147,7 +147,8 @@ class ModelDescription:
             classes=name_classes(schema, data.classes),
             record_shape=data.record_shape,
             features=data.features,
-            inputs=None if schema is None else schema.describe_inputs(),
+            # Another reader of the description would have to run the code of a stranger's kind of column.
+            inputs=None if schema is None or schema.has_plugins else schema.describe_inputs(),
             architecture=task.architecture,
             tensors={
                 name: StoredTensor.of(tensor, name in parameters and parameters[name].requires_grad)

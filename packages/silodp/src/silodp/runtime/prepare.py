@@ -109,7 +109,7 @@ def assemble_spec(
     tested: bool = False,
     evaluation: Series | Mapping[str, Any] | None = None,
     series: Sequence[Series] = (),
-    separate: bool = False,
+    isolate_units: bool = False,
 ) -> RunSpec:
     """Check every setting of a run by itself, and put them together.
 
@@ -126,7 +126,7 @@ def assemble_spec(
         tested: Whether held-out records, pooled, measure the model.
         evaluation: See `train`.
         series: See `train`.
-        separate: See `train`.
+        isolate_units: See `train`.
 
     Returns:
         The specification, with the default accountant, and a method that is not calibrated. Whether a run can be made
@@ -149,7 +149,7 @@ def assemble_spec(
     delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
         task = inspect_model(data, task, method, series)
-    _check_separate(separate, method)
+    _check_isolate_units(isolate_units, method)
     spec = RunSpec(
         data,
         task,
@@ -164,7 +164,7 @@ def assemble_spec(
         silo_limits=_check_limits(silo_limits),
         tested=tested and not any(one.measures_model for one in series),
         series=series,
-        separate=separate,
+        isolate_units=isolate_units,
     )
     if spec.has_plugins:
         _check_period(spec)
@@ -202,16 +202,16 @@ def _check_object(name: str, given: object, kind: type, remedy: str) -> None:
         raise SilodpError(f"{name} is {given!r}: set {remedy}.", code="argument.type", field=name)
 
 
-def _check_separate(separate: bool, method: Method) -> None:
+def _check_isolate_units(isolate_units: bool, method: Method) -> None:
     """Refuse to compute units alone under a method that cannot."""
-    check_type("separate", separate, bool, "True")
-    if separate and not supports(type(method), "can_separate"):
-        able = ", ".join(name for name, known in METHODS.items() if supports(known, "can_separate"))
+    check_type("isolate_units", isolate_units, bool, "True")
+    if isolate_units and not supports(type(method), "can_isolate_units"):
+        able = ", ".join(name for name, known in METHODS.items() if supports(known, "can_isolate_units"))
         raise SilodpError(
-            f"separate = true, and method {method.name} does not compute the row of every person (or record) alone: "
-            f"leave it out, or choose a method that does ({able}).",
+            f"isolate_units = true, and method {method.name} does not compute the row of every person (or record) "
+            f"alone: leave it out, or choose a method that does ({able}).",
             code="argument.conflict",
-            field="separate",
+            field="isolate_units",
         )
 
 

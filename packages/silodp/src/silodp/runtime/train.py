@@ -64,7 +64,7 @@ def train(
     silo_limits: Mapping[Adversary, float] | None = None,
     evaluation: Series | Mapping[str, Any] | None = None,
     series: Sequence[Series] = (),
-    separate: bool = False,
+    isolate_units: bool = False,
     callbacks: GivenCallbacks = (),
     cohort: str | Path | None = None,
     workers: int | Executor | None = None,
@@ -98,7 +98,8 @@ def train(
             example {"across": "sums", "noise_multiplier": 5.0}: noisy sums of counts, which ε covers. None: on
             `federation.test`, which ε does not cover.
         series: Other additional series, each of which releases sums of its own, within ε.
-        separate: Whether silos compute every person (or record, where records are clipped) alone. It is slower, and
+        isolate_units: Whether silos compute every person (or record, where records are clipped) alone. It is slower,
+        and
             then even a model chosen for an attack cannot turn rounding into more than one clip per person. In a
             deployment it should be set; in one process nobody but you chooses models.
         callbacks: What follows the run: objects of classes derived from `silodp.Callback`, and functions, which are
@@ -136,11 +137,11 @@ def train(
         silo_limits=silo_limits,
         evaluation=evaluation,
         series=series,
-        separate=separate,
+        isolate_units=isolate_units,
     )
-    # Doubts have private counts, and whoever calls this function has the tables.
-    for doubt in list_data_warnings(federation, task, spec.method):
-        _log.warning("%s", doubt)
+    # Warnings have private counts, and whoever calls this function has the tables.
+    for warning in list_data_warnings(federation, task, spec.method):
+        _log.warning("%s", warning)
     return run(
         spec,
         Simulation(federation, task, workers if isinstance(workers, Executor) else make_executor(workers)),

@@ -20,7 +20,13 @@ from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.settings import Positive, check_choice, check_value
 from silodp.text import describe_exception
-from silodp.training.places import PlaceMean, average_places, compute_log_losses, flatten_places, has_places
+from silodp.training.dense_labels import (
+    PlaceMean,
+    average_places,
+    compute_log_losses,
+    flatten_dense_labels,
+    has_dense_labels,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -219,7 +225,7 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         found: Tensor = own(*((outputs, targets) if by_class else _match_targets(name, outputs, targets)))
-        if has_places(targets):
+        if has_dense_labels(targets):
             return average_places(found.flatten(1), targets.flatten(1), "all")
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
@@ -288,7 +294,7 @@ def cross_entropy(class_weights: Sequence[float] | None = None, places: PlaceMea
             )
         # Made here: device and data type are those of the outputs.
         weight = None if weights is None else outputs.new_tensor(weights)
-        if has_places(targets):
+        if has_dense_labels(targets):
             return average_places(*_compute_place_losses(outputs, targets, weight), places)
         return torch.nn.functional.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
@@ -312,13 +318,13 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None, places: P
     zero, one = (1.0, 1.0) if class_weights is None else _validate_weights(class_weights, length=2)
 
     def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        is_place = has_places(targets)
-        if is_place:
-            outputs, targets = flatten_places(outputs, targets)
+        is_dense = has_dense_labels(targets)
+        if is_dense:
+            outputs, targets = flatten_dense_labels(outputs, targets)
         losses = _compute_logistic(outputs, targets)
         if class_weights is not None:
             losses = (zero + (one - zero) * targets.to(outputs.dtype)) * losses
-        if is_place:
+        if is_dense:
             return average_places(losses, targets, places)
         return losses.mean(1) if losses.dim() > 1 else losses  # over the labels of a record
 
@@ -401,7 +407,7 @@ def exponential_survival(typical_time: float) -> Loss:
 
 def _compute_place_losses(outputs: Tensor, targets: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the cross entropy of every place, (n, P), and its class, (n, P)."""
-    logits, classes = flatten_places(outputs, targets)
+    logits, classes = flatten_dense_labels(outputs, targets)
     if logits.dim() == 2:
         raise loss_error(
             "cross_entropy needs one output per class in every place, and the model gives one: use "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from silodp._lazy import torch
 from silodp.data.public import UNLABELED
 from silodp.errors import SilodpError
+from silodp.training.dense_labels import average_log_loss, count_classes, has_dense_labels, measure_overlap
 from silodp.training.losses import flatten_outputs
-from silodp.training.places import average_log_loss, count_classes, has_places, measure_overlap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """
     if outputs.shape[0] == 0:
         return float("nan")
-    if has_places(targets):
+    if has_dense_labels(targets):
         confusion = count_classes(outputs, targets)
         return float(confusion.trace() / confusion.sum())
     _check_class_numbers("accuracy", outputs, targets)
@@ -103,7 +103,7 @@ def perplexity(outputs: Tensor, targets: Tensor) -> float:
     Raises:
         SilodpError: targets that are no classes of places.
     """
-    if not has_places(targets):
+    if not has_dense_labels(targets):
         raise _refuse(
             "perplexity needs a class in every place of a record, such as the next token of a text: use another metric"
         )
@@ -112,7 +112,7 @@ def perplexity(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _measure_overlap(name: str, weight: float, outputs: Tensor, targets: Tensor) -> float:
-    if not has_places(targets):
+    if not has_dense_labels(targets):
         _check_class_numbers(name, outputs, targets)
     return float(measure_overlap(count_classes(outputs, targets.long()), weight).nanmean())
 

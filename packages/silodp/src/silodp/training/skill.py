@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp._lazy import torch
+from silodp.training.dense_labels import average_log_loss, flatten_dense_labels, predict_places, share_places
 from silodp.training.losses import flatten_outputs
-from silodp.training.places import average_log_loss, flatten_places, predict_places, share_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,7 +199,7 @@ def _compare_numbers(
 
 def _compare_places(outputs: Tensor, targets: Tensor) -> Iterator[Gain]:
     """Yield the gains of classes of places: every record counts alike, and one without a label does not count."""
-    logits, true = flatten_places(outputs, targets)
+    logits, true = flatten_dense_labels(outputs, targets)
     labeled = share_places(true).sum(1) > 0
     logits, true, outputs, targets = logits[labeled], true[labeled], outputs[labeled], targets[labeled]
     if len(true) == 0:

@@ -14,11 +14,11 @@ import typer.main
 from silodp._lazy import Registry, load_extension
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
 from silodp.cli.main import app
-from silodp.config.plugins import find_plugin
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import lookup
 from silodp.methods import METHODS, Method
+from silodp.plugins import find_plugin
 from support.oracles import small_federation
 from support.places import PLUGINS
 from support.refusals import refused

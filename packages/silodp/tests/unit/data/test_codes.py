@@ -13,7 +13,7 @@ from silodp.data import Federation
 from silodp.data.catalog import DATASETS
 from silodp.data.inputs import Input
 from silodp.data.public import PublicData
-from silodp.data.tables.columns import CategoricalColumn
+from silodp.data.tables.kinds.categorical import CategoricalColumn
 from silodp.data.tables.reader import Schema, read_inputs
 from silodp.data.tables.subgroups import find_groups
 from silodp.planning.synthetic import SyntheticSettings, draw_federation

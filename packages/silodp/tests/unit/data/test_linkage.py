@@ -56,7 +56,7 @@ def test_both_spellings_meet_in_the_list_of_users_categories_classes_and_headers
         lambda i: "".join(chr(0xFF10 + int(digit)) for digit in str(i)),  # full-width digits
     ],
 )
-def test_keys_that_would_meet_are_two_persons_and_doubted(tmp_path, other):
+def test_keys_that_would_meet_are_two_persons_and_warned_of(tmp_path, other):
     built = read(tmp_path, berlin=table(range(1, 21)), paris=table([other(i) for i in range(1, 21)]))
     assert built.users == 40
     assert count_persons_by_silos(built) == {1: 40}
@@ -65,7 +65,7 @@ def test_keys_that_would_meet_are_two_persons_and_doubted(tmp_path, other):
     assert similar.startswith("40 person keys (in berlin, paris) would be 20 ")
 
 
-def test_a_number_and_a_text_with_zeros_are_doubted_too(tmp_path):
+def test_a_number_and_a_text_with_zeros_are_warned_of_too(tmp_path):
     numbers = tmp_path / "rome.parquet"
     pd.DataFrame({"patient": range(7, 17), "age": 30, "sex": "f", "ill": "no"}).to_parquet(numbers)
     texts = write(tmp_path, berlin=table([f"{i:05}" for i in range(7, 17)])).values()
@@ -73,7 +73,7 @@ def test_a_number_and_a_text_with_zeros_are_doubted_too(tmp_path):
     assert similar.startswith("20 person keys ")
 
 
-def test_case_is_doubted_and_only_where_both_have_records(tmp_path):
+def test_case_is_warned_of_and_only_where_both_have_records(tmp_path):
     built = read(tmp_path, berlin=table(["a1", "a2", "b"]), paris=table(["A1", "b", "c"]))
     assert count_persons_by_silos(built) == {1: 4, 2: 1}
     (similar,) = list_linkage_warnings(built)
@@ -94,14 +94,14 @@ def test_the_sentences_name_no_key(tmp_path):
     assert not any("ller" in text or "815" in text for text in list_linkage_warnings(built))
 
 
-def test_spellings_in_one_silo_are_doubted(tmp_path):
+def test_spellings_in_one_silo_are_warned_of(tmp_path):
     """Both parts of a person are clipped for themselves within the same sum."""
     (similar,) = list_linkage_warnings(read(tmp_path, berlin=table(["a7", "A7", "a007", "b"])))
     assert similar.startswith("3 person keys (in berlin) would be 1 ")
     assert list_linkage_warnings(read(tmp_path, berlin=table(["a", "b"]))) == []
 
 
-def test_silos_of_one_or_two_persons_are_doubted(tmp_path):
+def test_silos_of_one_or_two_persons_are_warned_of(tmp_path):
     """Of so few, all that is public of the silo is about them, and noise leaves nothing."""
     for silos, where in (
         ({"a": ["1", "2"], "b": ["1", "2", "3"]}, "(in a)"),
@@ -110,16 +110,16 @@ def test_silos_of_one_or_two_persons_are_doubted(tmp_path):
         ({"a": ["1", "2", "3"]}, None),
     ):
         built = read(tmp_path, **{name: table(keys) for name, keys in silos.items()})
-        doubts = find_few_persons(built.silos)
-        assert len(doubts) == (where is not None)
-        assert all(where in doubt for doubt in doubts)
+        warnings = find_few_persons(built.silos)
+        assert len(warnings) == (where is not None)
+        assert all(where in warning for warning in warnings)
 
 
-def test_keys_that_became_days_in_a_text_file_are_doubted():
+def test_keys_that_became_days_in_a_text_file_are_warned_of():
     keys = dict.fromkeys(["3-40", "7-40", "P12"], 2)
     for changed in ("03-May", "3. Mai", "2026-05-03", "03.05.2026", "5/3/26", "05:03", "TRUE", "May-03"):
-        (doubt,) = list_key_warnings({"a": {**keys, changed: 1}})
-        assert doubt.startswith("1 person key (in a) written as a day")
+        (warning,) = list_key_warnings({"a": {**keys, changed: 1}})
+        assert warning.startswith("1 person key (in a) written as a day")
         assert list_key_warnings({"a": {changed: 1}}) == []
     assert (
         list_key_warnings(
@@ -129,7 +129,7 @@ def test_keys_that_became_days_in_a_text_file_are_doubted():
     )
 
 
-def test_nothing_is_doubted_without_keys():
+def test_nothing_is_warned_of_without_keys():
     silos = tuple(
         SiloData(name, np.zeros((2, 1), np.float32), np.zeros(2, np.int64), np.array(users))
         for name, users in (("a", [0, 1]), ("b", [2, 3]))
@@ -139,13 +139,13 @@ def test_nothing_is_doubted_without_keys():
     assert count_persons_by_silos(without_keys) == {0: 1, 1: 4}
 
 
-def test_placeholders_are_doubted_in_the_silo_that_has_them(tmp_path):
+def test_placeholders_are_warned_of_in_the_silo_that_has_them(tmp_path):
     """66 of 240 rows had the keys 0, 9999999999 or unknown, and counted as three persons."""
     keys = [f"{1 + i % 60:06}" for i in range(90)] + ["0"] * 11 + ["9999999999"] * 12 + ["unknown"] * 7
-    (doubt,) = list_linkage_warnings(read(tmp_path, berlin=table(keys), paris=table(keys[:60])))
-    assert doubt.startswith("3 person keys (in berlin) as programs")
-    assert "30 of 120 rows" in doubt
-    assert not any(key in doubt for key in ("9999999999", "000000"))
+    (warning,) = list_linkage_warnings(read(tmp_path, berlin=table(keys), paris=table(keys[:60])))
+    assert warning.startswith("3 person keys (in berlin) as programs")
+    assert "30 of 120 rows" in warning
+    assert not any(key in warning for key in ("9999999999", "000000"))
 
 
 @pytest.mark.parametrize(
@@ -164,21 +164,21 @@ def test_placeholders_are_doubted_in_the_silo_that_has_them(tmp_path):
         "99999999",
     ],
 )
-def test_what_names_nobody_is_doubted_in_one_row_and_in_a_list(key):
-    (doubt,) = list_key_warnings({"users": dict.fromkeys([*map(str, range(10, 99)), key], 1)})
-    assert doubt.startswith("1 person key (in users) as programs write for unknown persons")
+def test_what_names_nobody_is_warned_of_in_one_row_and_in_a_list(key):
+    (warning,) = list_key_warnings({"users": dict.fromkeys([*map(str, range(10, 99)), key], 1)})
+    assert warning.startswith("1 person key (in users) as programs write for unknown persons")
 
 
-def test_numbers_that_may_name_persons_are_doubted_by_their_rows_alone():
+def test_numbers_that_may_name_persons_are_warned_of_by_their_rows_alone():
     rows = {str(number): 2 for number in range(1000)}
     assert list_key_warnings({"a": rows}) == []
     for key in ("0", "111", "999"):
-        (doubt,) = list_key_warnings({"a": {**rows, key: 9}})
-        assert "9 of 2,007 rows" in doubt
+        (warning,) = list_key_warnings({"a": {**rows, key: 9}})
+        assert "9 of 2,007 rows" in warning
 
 
 @pytest.mark.parametrize(
-    ("many", "is_doubted"),
+    ("many", "is_warned"),
     [
         ({"A7": 15}, True),
         ({"A7": 15, "B8": 12}, True),
@@ -186,20 +186,20 @@ def test_numbers_that_may_name_persons_are_doubted_by_their_rows_alone():
         ({"A7": 15, "B8": 9, "C9": 5}, False),
     ],
 )
-def test_a_key_with_far_more_rows_than_others_is_doubted(many, is_doubted):
-    doubts = list_key_warnings({"a": {**{f"P{n}": 2 for n in range(40)}, **many}})
-    assert len(doubts) == is_doubted
-    if is_doubted:
-        assert doubts[0].startswith(f"{len(many)} person key")
+def test_a_key_with_far_more_rows_than_others_is_warned_of(many, is_warned):
+    warnings = list_key_warnings({"a": {**{f"P{n}": 2 for n in range(40)}, **many}})
+    assert len(warnings) == is_warned
+    if is_warned:
+        assert warnings[0].startswith(f"{len(many)} person key")
 
 
 @pytest.mark.parametrize(
-    ("others", "is_doubted"), [(3, False), (4, True), (67, True), (68, False)], ids=lambda one: str(one)
+    ("others", "is_warned"), [(3, False), (4, True), (67, True), (68, False)], ids=lambda one: str(one)
 )
-def test_a_key_is_outlying_among_some_others_and_with_a_share_of_all_rows(others, is_doubted):
+def test_a_key_is_outlying_among_some_others_and_with_a_share_of_all_rows(others, is_warned):
     """One of two persons may well have most rows, and in a large table one with a few more stands for nobody else."""
     rows = {f"P{n}": 2 for n in range(others)} | {"A7": 15}
-    assert len(list_key_warnings({"a": rows})) == is_doubted
+    assert len(list_key_warnings({"a": rows})) == is_warned
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_a_key_is_outlying_among_some_others_and_with_a_share_of_all_rows(others
         "١٧",
     ],
 )
-def test_characters_that_another_silo_may_not_have_are_doubted_without_their_twin(key):
+def test_characters_that_another_silo_may_not_have_are_warned_of_without_their_twin(key):
     """In a deployment no party sees the keys of two silos."""
-    (doubt,) = list_key_warnings({"a": {key: 1, "18": 1}})
-    assert doubt.startswith("1 person key (in a) with invisible characters")
+    (warning,) = list_key_warnings({"a": {key: 1, "18": 1}})
+    assert warning.startswith("1 person key (in a) with invisible characters")
     assert len(list_key_warnings({"a": {key: 1}, "b": {"17": 1}})) == 2
     assert list_key_warnings({"a": {"Zoë Müller": 1, "Łukasz-3": 1, "김": 1, "17": 1}}) == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from silodp.data import Federation
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
-from silodp.data.tables.columns import NumericColumn
+from silodp.data.tables.kinds.numeric import NumericColumn
 from silodp.data.tables.reader import Schema, normalize_key, read_inputs
 from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_SPLIT
 from silodp.errors import SilodpError

@@ -151,11 +151,11 @@ def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_pa
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("give_up", [(), ("server",), ("server", "silo")])
 def test_an_adversary_is_given_up_only_where_that_is_asked_for(tmp_path, monkeypatch, give_up):
-    """Weights by home are clearly better, and have no ε against server and silos."""
+    """Weights by primary silo are clearly better, and have no ε against server and silos."""
 
     def scored(task, method, federation, metric):
         number = next(n for n, each in enumerate(drawn) if each is federation)
-        return 0.8 + 0.01 * number + 0.1 * (method.weighting == "home") - (method.step != 1.0)
+        return 0.8 + 0.01 * number + 0.1 * (method.weighting == "primary_silo") - (method.step != 1.0)
 
     drawn = []
     draw = tuning.draw_federation
@@ -165,9 +165,9 @@ def test_an_adversary_is_given_up_only_where_that_is_asked_for(tmp_path, monkeyp
     config = load_config(configured(tmp_path), ())
     found = tune(config, config.build_public_spec()[0], 2.0, federations=3, give_up=give_up)
     asked = len(give_up) == 2
-    assert found["chosen"]["weighting"] == ("home" if asked else "uniform")
+    assert found["chosen"]["weighting"] == ("primary_silo" if asked else "uniform")
     assert found["no_guarantee"] == (["server", "silo"] if asked else [])
-    declined = {"weighting": "home", "gain": pytest.approx(0.1), "no_guarantee": ["server", "silo"]}
+    declined = {"weighting": "primary_silo", "gain": pytest.approx(0.1), "no_guarantee": ["server", "silo"]}
     assert found["declined"] == (None if asked else declined)
     offered = [line for line in format_tuning(found) if "--give-up server --give-up silo" in line]
     assert len(offered) == (not asked)
@@ -251,7 +251,7 @@ def test_tuning_needs_a_target_and_tables(tmp_path, silodp):
         draw_federation(images, SyntheticSettings(), 5, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])
+@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "primary_silo"])
 def test_the_plain_loop_trains_as_a_run_does(weighting):
     """Without noise, and with full batches, the model is that of a real run: all parties, all messages."""
     federation, task = small_federation(), logistic_task()
@@ -344,7 +344,7 @@ def test_survival_is_tuned_with_the_configured_loss(tmp_path, monkeypatch):
 
 
 def test_candidates_are_methods_of_the_package():
-    assert Candidate(10, 0.3, "home").method(2.0) == UldpSgd(2.0, weighting="home", step=0.3)
+    assert Candidate(10, 0.3, "primary_silo").method(2.0) == UldpSgd(2.0, weighting="primary_silo", step=0.3)
     avg = Candidate(10, 0.3, "uniform", epochs=5).method(2.0)
     assert (avg.local.epochs, avg.step, avg.name) == (5, 0.3, "uldp-avg")
 

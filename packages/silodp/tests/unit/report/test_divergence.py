@@ -38,9 +38,9 @@ def test_what_is_well_or_was_never_measured_raises_no_doubt(losses: tuple[float 
     ],
 )
 def test_what_diverged_is_said(losses: tuple[float, ...], metric: float, says: str) -> None:
-    (doubt,) = find_divergence(rows(*losses, metric=metric))
-    assert doubt.startswith(says)
-    assert "lower server_learning_rate" in doubt
+    (warning,) = find_divergence(rows(*losses, metric=metric))
+    assert warning.startswith(says)
+    assert "lower server_learning_rate" in warning
 
 
 def test_a_metric_that_can_no_longer_be_computed_is_missed() -> None:
@@ -57,9 +57,9 @@ def charged(*refused: dict[str, int]) -> list[dict[str, Any]]:
 
 def test_a_run_whose_every_round_was_refused_is_no_result() -> None:
     every, some, none = ({REFUSED_SUM: 1},) * 3, ({REFUSED_SUM: 1}, {}, {}), ({}, {}, {})
-    (doubt,) = find_divergence(charged(*every))
-    assert doubt.startswith("no round changed the model")
-    assert "lower server_learning_rate" in doubt
+    (warning,) = find_divergence(charged(*every))
+    assert warning.startswith("no round changed the model")
+    assert "lower server_learning_rate" in warning
     assert describe_refused(charged(*every)) == []  # once is enough
     assert (
         find_divergence(charged(*some)) == find_divergence(charged(*none)) == find_divergence(charged()) == []

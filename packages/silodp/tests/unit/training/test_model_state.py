@@ -22,7 +22,7 @@ from torch import nn
 from silodp.errors import SilodpError
 from silodp.training import LocalTraining, Loss, Task, cross_entropy, user_updates
 from silodp.training.sgd import RecordGradients
-from silodp.training.sgd.separate import predict_rows
+from silodp.training.sgd.isolation import predict_rows
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 Y = np.array([0, 1, 1, 0, 1, 0])
@@ -311,9 +311,11 @@ def test_predictions_are_refused_where_a_record_acts_on_the_next():
         task.predict(start, torch.tensor(WITH_SECRET))
     assert caught.value.code == "model.running_state"
     # Where ε covers what is computed, each record has a copy of the model, so that none acts on the next.
-    for separate in (False, True):
-        alone = predict_rows(task, start, torch.tensor(X[1:]), separate=separate)
-        assert torch.equal(predict_rows(task, start, torch.tensor(WITH_SECRET), separate=separate)[1:], alone)
+    for isolate_units in (False, True):
+        alone = predict_rows(task, start, torch.tensor(X[1:]), isolate_units=isolate_units)
+        assert torch.equal(
+            predict_rows(task, start, torch.tensor(WITH_SECRET), isolate_units=isolate_units)[1:], alone
+        )
 
 
 def test_constants_in_attributes_pass_and_are_released():
@@ -341,7 +343,7 @@ def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
     assert torch.equal(task.flatten(released), params)
 
 
-@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("isolate_units", [False, True])
 @pytest.mark.parametrize(
     "model",
     [
@@ -357,17 +359,24 @@ def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
         ),
     ],
 )
-def test_training_does_not_change_what_layers_of_torch_hold(model, separate):
+def test_training_does_not_change_what_layers_of_torch_hold(model, isolate_units):
     if isinstance(model[1] if isinstance(model, nn.Sequential) else None, nn.TransformerEncoderLayer):
         model = nn.Sequential(nn.Unflatten(1, (1, 3)), model, nn.Flatten())  # attention within a record
     task = Task(model, cross_entropy())
     generator = torch.Generator().manual_seed(0)
     list(
         user_updates(
-            task, task.initial(0), X, Y, np.arange(6), LocalTraining(0.5, 9), generator, separate=separate
+            task,
+            task.initial(0),
+            X,
+            Y,
+            np.arange(6),
+            LocalTraining(0.5, 9),
+            generator,
+            isolate_units=isolate_units,
         )
     )
-    gradients = RecordGradients(task, X, task.tensors(X, Y)[1], 20, generator, separate=separate)
+    gradients = RecordGradients(task, X, task.tensors(X, Y)[1], 20, generator, isolate_units=isolate_units)
     list(gradients.of(task.initial(0), torch.arange(6)))
     task.evaluate(task.initial(0), X, Y)
     task.refuse_changes()

@@ -57,10 +57,10 @@ def list_linkage_warnings(federation: Federation) -> list[str]:
     if keys is None:
         return []
     counts = federation.counts()
-    doubts = []
+    warnings = []
     # Some overlap is usual, so none at all in the whole federation is a sign.
     if len(federation.silos) > 1 and not ((counts > 0).sum(axis=0) > 1).any():
-        doubts.append(
+        warnings.append(
             "no person appears in more than one silo: if people have records in several, their keys differ there "
             "(data.schema.user), and nobody is protected across silos"
         )
@@ -68,7 +68,7 @@ def list_linkage_warnings(federation: Federation) -> list[str]:
         silo.name: {keys[user]: int(row[user]) for user in np.flatnonzero(row)}
         for silo, row in zip(federation.silos, counts, strict=True)
     }
-    return doubts + list_key_warnings(tables)
+    return warnings + list_key_warnings(tables)
 
 
 def find_few_persons(silos: Sequence[SiloData]) -> list[str]:
@@ -92,11 +92,11 @@ def list_key_warnings(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
         tables: name of a silo, file or list → key → its number of rows there.
     """
     similar = set(find_similar({key for table in tables.values() for key in table}, _fold_key))
-    doubts = []
+    warnings = []
     if similar:
         persons = len({_fold_key(key) for key in similar})
         where = ", ".join(name for name, table in tables.items() if similar & table.keys())
-        doubts.append(
+        warnings.append(
             f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case, the kind of "
             "punctuation, the shape of digits and letters, and invisible characters were ignored: where they mean the "
             "same people, write them alike in all tables, because only equal keys are protected as one person"
@@ -106,21 +106,21 @@ def list_key_warnings(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
         # Those of another table may be the same keys in plain characters, which this party cannot see.
         odd = sum(map(_has_odd_characters, table))
         if odd:
-            doubts.append(
+            warnings.append(
                 f"{pluralize(odd, 'person key')} (in {name}) with invisible characters, or with digits and letters in "
                 "another shape than in plain text: write them plainly in all tables, because only equal keys are one "
                 "person"
             )
         days = sum(_DAY.fullmatch(key.casefold()) is not None for key in table)
         if 0 < days < len(table):
-            doubts.append(
+            warnings.append(
                 f"{pluralize(days, 'person key')} (in {name}) written as a day, a time or true, beside others that "
                 "are not: a spreadsheet program makes them of keys such as 3-5, in some tables and not in others: "
                 "write all keys as the other tables do, because only equal keys are one person"
             )
         none = list(_find_placeholders(table))
         if none:
-            doubts.append(
+            warnings.append(
                 f"{pluralize(len(none), 'person key')} (in {name}) as programs write for unknown persons, such as 0, "
                 f"-1, 9999 or unknown, with {sum(table[key] for key in none):,} of {rows:,} rows: where several people "
                 "stand behind one of them, all of them count as one person, so give each row the key of its person, "
@@ -129,12 +129,12 @@ def list_key_warnings(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
         # A placeholder is named once, with its own remedy.
         many = set(_find_outlying(table)) - set(none)
         if many:
-            doubts.append(
+            warnings.append(
                 f"{pluralize(len(many), 'person key')} (in {name}) with far more rows than all others there, "
                 f"{sum(table[key] for key in many):,} of {rows:,}: where several people stand behind one of them, all "
                 "of them count as one person, so give each row the key of its person, or leave these rows out"
             )
-    return doubts
+    return warnings
 
 
 def find_many_rows(rows: Mapping[str, int]) -> list[str]:

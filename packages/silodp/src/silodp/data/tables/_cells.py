@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from silodp.data.identity.spellings import clean_text
 from silodp.data.tables._files import is_workbook
-from silodp.data.tables.columns import text_of
+from silodp.data.tables.columns import Reader, text_of
 from silodp.errors import SilodpError
 
 Strings = NDArray[Any]  # (n,) object array of str
+_WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _POINT_ZEROS = re.compile(r"[+-]?\d+\.000")
 _MAX_LISTED = 10  # names or values that an error lists
 _WIDTHS = {"%d": 2, "%m": 2, "%y": 2, "%Y": 4, "%j": 3, "%H": 2, "%I": 2, "%M": 2, "%S": 2}
@@ -34,32 +35,66 @@ MIN_ROUNDED = 1e15
 """From here on a number in a workbook may be rounded: spreadsheet programs keep 15 digits."""
 
 
-def list_texts(column: pd.Series[Any], path: Path, decimal: str = ".") -> Strings:
-    """Return (n,) object array of text; missing cells become ""."""
-    known: dict[
-        str, str
-    ] = {}  # a text that stands in many rows is read once, which halves the time of a large table
-    texts: list[str] = []
+def read_distinct(
+    column: pd.Series[Any], path: Path, decimal: str = "."
+) -> tuple[Strings, list[Any], NDArray[np.int64]]:
+    """Return the distinct cells of a column.
+
+    Returns:
+        (d,) object array of their texts, "" for missing cells; the cells themselves; and (n,) the position of each
+        row's cell. A text, a date and a number of one spelling are distinct cells.
+
+    Raises:
+        SilodpError: a cell is no text, number, date or truth value.
+    """
+    values, rows = _find_distinct(path, column)
+    texts = []
+    for place, value in enumerate(values):
+        # As text "1.000" would become "1", and with a decimal comma it may be 1000.
+        if isinstance(value, str) and decimal == "," and _POINT_ZEROS.fullmatch(value.strip()):
+            found = f"has a point before three zeros in data row {np.argmax(rows == place) + 1}, which may separate "
+            remedy = (
+                "thousands where the decimal mark is ','; export the table without separators of thousands"
+            )
+            raise _refuse_cell(path, column, found + remedy)
+        texts.append("" if pd.isna(value) else format_cell(value))
+    return np.array(texts, dtype=object), values, rows
+
+
+def _find_distinct(path: Path, column: pd.Series[Any]) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return the distinct cells in the order of their first rows, and (n,) the position of each row's cell."""
+    kind = column.dtype
+    if kind.kind == "O" and pd.api.types.infer_dtype(column, skipna=True) not in ("string", "empty"):
+        return _find_distinct_objects(path, column)
+    if isinstance(kind, np.dtype) and kind.kind == "f":
+        # By their bits: -0.0 equals 0.0 and has another text.
+        bits = column.to_numpy().view(f"i{kind.itemsize}")
+        rows, found = pd.factorize(bits)
+        return pd.Series(found.view(kind)).tolist(), rows
+    rows, uniques = pd.factorize(column, use_na_sentinel=False)
+    return list(pd.Series(uniques)), rows
+
+
+def _find_distinct_objects(path: Path, column: pd.Series[Any]) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return the same of cells of several types, of which 1, 1.0 and True are equal and differ as texts."""
+    known: dict[tuple[bool, bool, str], int] = {}
+    values: list[Any] = []
+    rows: list[int] = []
     for row, value in enumerate(column, start=1):
-        if not isinstance(value, str):
-            if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
-                found = (
-                    f"holds a {type(value).__name__} in data row {row}; give text or a number in every cell"
-                )
-                raise _refuse_cell(path, column, found)
-            texts.append(format_cell(value))
-            continue
-        if value not in known:
-            # As text "1.000" would become "1", and with a decimal comma it may be 1000.
-            if decimal == "," and _POINT_ZEROS.fullmatch(value.strip()):
-                found = f"has a point before three zeros in data row {row}, which may separate thousands where the "
-                remedy = "decimal mark is ','; export the table without separators of thousands"
-                raise _refuse_cell(path, column, found + remedy)
-            known[value] = text_of(value)
-        texts.append(known[value])
-    listed = np.array(texts, dtype=object)
-    listed[column.isna().to_numpy()] = ""
-    return listed
+        if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
+            found = f"holds a {type(value).__name__} in data row {row}; give text or a number in every cell"
+            raise _refuse_cell(path, column, found)
+        text = value if isinstance(value, str) else "" if pd.isna(value) else format_cell(value)
+        place = known.setdefault((isinstance(value, str), isinstance(value, date), text), len(values))
+        if place == len(values):
+            values.append(value)
+        rows.append(place)
+    return values, np.array(rows, dtype=np.int64)
+
+
+def shorten_whole(text: str, reader: Reader) -> str:
+    """Return a text in which "17,0" is "17" where the decimal mark is a comma, as "17.0" is everywhere."""
+    return text.split(",")[0] if reader.decimal == "," and _WHOLE_COMMA.fullmatch(text) else text
 
 
 def _refuse_cell(path: Path, column: pd.Series[Any], reason: str) -> SilodpError:

@@ -121,7 +121,7 @@ def _read_cells(
     table: Table,
 ) -> tuple[NDArray[np.float32] | NamedArrays, NDArray[Any], NDArray[np.float64] | None]:
     """Return features and labels of all rows, and the budgets of training records; all faults are one error."""
-    with table.collect_faults():
+    with table.refusals.collect():
         _ = table.keys
         x, y = table.features(), table.labels()
         return x, y, table.budgets(table.kept_rows() & ~table.is_test)
@@ -159,7 +159,7 @@ def read_inputs(
                 code="data.column",
                 field="copied",
             )
-    with table.collect_faults():
+    with table.refusals.collect():
         x = table.features()
     return x, frame[list(copied)]
 

@@ -21,27 +21,33 @@ from silodp.data.inputs import CODES, NUMERIC, Input
 from silodp.data.public import LabelKind
 from silodp.data.tables.columns import (
     SETTINGS,
-    CategoricalColumn,
-    NumericColumn,
     Reader,
     TableMapping,
     check_typical,
     check_values,
     header_text,
-    read_categorical,
     read_mapping,
-    read_numeric,
     read_reader,
     refuse_schema,
     text_of,
+    to_cell,
 )
-from silodp.errors import SilodpError
+from silodp.data.tables.kinds.categorical import CategoricalColumn
+from silodp.data.tables.kinds.column import COLUMN_KINDS, Column
+from silodp.data.tables.kinds.numeric import NumericColumn
+from silodp.errors import SilodpError, lookup
+from silodp.plugins import find_plugin, find_reference, is_reference, refuse_plugins
 from silodp.settings import Range, check_choice, check_type
-from silodp.text import first_line, suggest_name
+from silodp.text import first_line, is_own, shorten, suggest_name
 
 ASSUMES_CLIPPING = Assumption(
     "ranges-clip",
     "Numbers outside the declared public ranges are clipped to them, record by record.",
+    RECORD_OWNERS,
+)
+ASSUMES_KINDS = Assumption(
+    "column-code",
+    "Code from outside silodp computes features; it does so from the own cells of each record alone.",
     RECORD_OWNERS,
 )
 ASSUMES_SPLIT = Assumption(
@@ -81,6 +87,7 @@ class Schema:
             fields, which may also give typical = (center, spread), by which values are standardized.
         categorical: column → public categories, one-hot in this order; or a `CategoricalColumn` or a table of its
             fields, which may also say which category a missing cell counts as, and that the column is given as codes.
+        other: column → a `Column` of another kind, or a table of `kind` and its fields.
         split: optional column holding "train" or "test".
         test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
             A public hash of the user key decides, so a person is for testing in every silo or in none.
@@ -95,10 +102,10 @@ class Schema:
         silos: silo → how its table differs from this schema, a `TableMapping` or a table of its fields.
 
     Features are the numeric columns, each with its indicator of missing cells beside it if it has one, then the
-    one-hot ones, then those given as codes, in the order given here. With codes the inputs of the model are two arrays
-    by name (`list_inputs`), else they are one. Values are compared as text in Unicode's form NFC, after whole floats
-    have become integers ("1.0" is "1"); where all declared values are true and false, cells may be true, yes, 1, false,
-    no or 0.
+    one-hot ones, then those of other kinds, then those given as codes, in the order given here. With codes the inputs
+    of the model are two arrays by name (`list_inputs`), else they are one. Values are compared as text in Unicode's
+    form NFC, after whole floats have become integers ("1.0" is "1"); where all declared values are true and false,
+    cells may be true, yes, 1, false, no or 0.
     """
 
     user: str
@@ -119,6 +126,7 @@ class Schema:
     readers: Mapping[str, Any] = field(default_factory=dict)
     label_typical: Sequence[float | Sequence[float]] | None = None
     silos: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_type("data.schema.kind", self.kind, str)
@@ -138,7 +146,8 @@ class Schema:
                 raise refuse_schema("test_share", reason, "argument.conflict")
             Range(least=0, most=1, what="share of persons").check("data.schema.test_share", self.test_share)
         self._check_label()
-        for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
+        sections = {"numeric": "(low, high)", "categorical": "their categories", "other": "their settings"}
+        for section, values in sections.items():
             if not isinstance(getattr(self, section), Mapping):
                 reason = f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}"
                 raise refuse_schema(section, reason)
@@ -147,9 +156,9 @@ class Schema:
                 if name in _SETTINGS and isinstance(given, str | int | float):
                     reason = f"{name} is a setting of the schema, and no column: write it above [data.schema.{section}]"
                     raise refuse_schema(f"{section}.{name}", reason)
-        if not self.numeric and not self.categorical:
+        if not self.feature_columns:
             raise refuse_schema("", "no features; declare numeric ranges or categorical values")
-        self._columns  # noqa: B018  raises where one is wrong
+        self.kinds  # noqa: B018  raises where one is wrong
         if not isinstance(self.reader, Reader):
             object.__setattr__(self, "reader", read_reader(None, self.reader, Reader()))
         check_type("data.schema.readers", self.readers, Mapping)
@@ -215,7 +224,7 @@ class Schema:
         of_labels = (0, 1) if self.kind == "multilabel" else self.classes or ()
         # Numbers, keys and days have no list of values: a table from texts to them could be private.
         listed: Mapping[str | None, Sequence[Any]] = {
-            **{name: found.categories for name, found in self.categorical_columns().items()},
+            **{name: found.list_values() for name, found in self.kinds.items()},
             **dict.fromkeys(self.label_columns, of_labels),
             self.event: (0, 1),
             self.split: ("train", "test"),
@@ -320,7 +329,8 @@ class Schema:
     def assumptions(self) -> tuple[Assumption, ...]:
         """What the guarantee does not cover, or rests on, by what is declared here."""
         may_divide = () if self.split is None else (ASSUMES_SPLIT,)  # whether it divides persons is private
-        return (*may_divide, *((ASSUMES_CLIPPING,) if self.out_of_range == "clip" and self.numeric else ()))
+        clips = (ASSUMES_CLIPPING,) if self.out_of_range == "clip" and self.numeric_columns() else ()
+        return (*may_divide, *clips, *((ASSUMES_KINDS,) if self.has_plugins else ()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -342,19 +352,12 @@ class Schema:
             every text that counts as a category, also one that does so because it stands for no value.
         """
         names, mapping = self.name_columns(silo), self.silos.get(silo, TableMapping())
-        found = [
+        missing = self.readers.get(silo, self.reader).missing
+        return tuple(
             name
-            for column, one in self.numeric_columns().items()
-            for name in one.list_features(names[column])
-        ]
-        for column, categorical in self.categorical_columns().items():
-            texts = mapping.values.get(column, {})
-            # A mapped text is no longer the category that it spells.
-            own = [*(text for text in map(to_cell, categorical.categories) if text not in texts), *texts]
-            if categorical.missing is not None:
-                own += map(text_of, self.readers.get(silo, self.reader).missing)
-            found += [f"{names[column]}={text}" for text in dict.fromkeys(own)]
-        return tuple(found)
+            for column, kind in self.kinds.items()
+            for name in kind.name_features(names[column], mapping.values.get(column, {}), missing)
+        )
 
     def find_setting(self, column: str) -> str:
         """Return the setting that declares a column, for example "data.schema.label" or "data.schema.numeric.age"."""
@@ -363,7 +366,8 @@ class Schema:
                 return f"data.schema.{name}"
         if column in self.label_columns:
             return "data.schema.label"
-        return f"data.schema.{'numeric' if column in self.numeric else 'categorical'}.{column}"
+        section = next(one for one in ("numeric", "categorical", "other") if column in getattr(self, one))
+        return f"data.schema.{section}.{column}"
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -380,36 +384,40 @@ class Schema:
     @property
     def feature_columns(self) -> tuple[str, ...]:
         """The columns that features are made of; a prediction needs no others."""
-        return (*self.numeric, *self.categorical)
+        return (*self.numeric, *self.categorical, *self.other)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, "column=category", or for codes "column=category|category"."""
-        numeric, categorical = (columns.items() for columns in self._columns)
-        ordered = [
-            *numeric,
-            *sorted(categorical, key=lambda item: item[1].codes),
-        ]  # codes are an array of their own
+        # Codes are an array of their own.
+        ordered = sorted(self.kinds.items(), key=lambda item: item[1].codes)
         return tuple(feature for name, column in ordered for feature in column.list_features(name))
 
     @cached_property
-    def _columns(self) -> tuple[dict[str, NumericColumn], dict[str, CategoricalColumn]]:
-        return (
-            {name: read_numeric(name, declared) for name, declared in self.numeric.items()},
-            {name: read_categorical(name, declared) for name, declared in self.categorical.items()},
-        )
+    def kinds(self) -> dict[str, Column]:
+        """The columns of features by name, in the order in which they are declared."""
+        return {
+            **{name: NumericColumn.read(name, given) for name, given in self.numeric.items()},
+            **{name: CategoricalColumn.read(name, given) for name, given in self.categorical.items()},
+            **{name: _read_other(name, given) for name, given in self.other.items()},
+        }
 
     def numeric_columns(self) -> dict[str, NumericColumn]:
         """Return the numeric columns by name."""
-        return self._columns[0]
+        return {name: kind for name, kind in self.kinds.items() if isinstance(kind, NumericColumn)}
 
     def categorical_columns(self) -> dict[str, CategoricalColumn]:
         """Return the categorical columns by name."""
-        return self._columns[1]
+        return {name: kind for name, kind in self.kinds.items() if isinstance(kind, CategoricalColumn)}
 
     def code_columns(self) -> dict[str, CategoricalColumn]:
         """Return the categorical columns that are given as codes by name, in the order of the array of codes."""
         return {name: column for name, column in self.categorical_columns().items() if column.codes}
+
+    @property
+    def has_plugins(self) -> bool:
+        """Whether code from outside silodp computes features."""
+        return not all(is_own(type(kind)) for kind in self.kinds.values())
 
     def list_inputs(self) -> tuple[Input, ...]:
         """Return the public facts of a record's arrays; () where no column is given as codes.
@@ -432,9 +440,14 @@ class Schema:
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
         given = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OF_RECORDS}
-        return {name: _to_plain(value) for name, value in given.items()}
+        found = {name: _to_plain(value) for name, value in given.items() if name != "other"}
+        others = {name: self.kinds[name] for name in self.other}
+        named = {name: {"kind": _name_kind(type(kind)), **_to_plain(kind)} for name, kind in others.items()}
+        # Left out where there is none, like settings without a value.
+        return {**found, "other": named} if named else found
 
     @classmethod
+    @refuse_plugins("the description of a model runs no code outside silodp")
     def from_inputs(cls, inputs: Mapping[str, Any]) -> Schema:
         """Return a schema that reads features as the one that `describe_inputs` described; its tables have no labels.
 
@@ -482,6 +495,38 @@ class Schema:
         return None if self.identity is None else load_profile(self.identity)
 
 
+def _read_other(name: str, declared: Any) -> Column:
+    """Return a column of another kind: the object, or one made of a table of `kind` and its settings.
+
+    Raises:
+        SilodpError: there is no such kind, it is code that may not be run here, or its settings do not fit.
+    """
+    where = f"data.schema.other.{name}"
+    if isinstance(declared, Column):
+        return type(declared).read(name, declared)
+    kind = declared.get("kind") if isinstance(declared, Mapping) else None
+    if not isinstance(kind, str) or is_reference(kind):
+        known = ", ".join(COLUMN_KINDS)
+        reason = (
+            f"other column {name!r} is {shorten(declared)}; give a table with kind, a name such as {known}"
+        )
+        raise refuse_schema(f"other.{name}", reason)
+    settings = {key: value for key, value in declared.items() if key != "kind"}
+    is_own_kind = find_reference(kind, COLUMN_KINDS) is None
+    found = (
+        lookup(kind, COLUMN_KINDS, f"{where}.kind")
+        if is_own_kind
+        else find_plugin(kind, COLUMN_KINDS, Column, f"{where}.kind")
+    )
+    return found.read(name, settings)
+
+
+def _name_kind(kind: type[Column]) -> str | None:
+    """Return the name by which a configuration calls a kind of silodp's; None: it has none."""
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, known in COLUMN_KINDS.places.items() if known == place), None)
+
+
 def _find_repeated(names: Iterable[str]) -> str | None:
     """Return the first name that occurs twice; None where all are different."""
     return next((name for name, number in Counter(names).items() if number > 1), None)
@@ -511,11 +556,6 @@ def name_classes(schema: Schema | None, count: int | None) -> tuple[str, ...]:
     if schema is not None and schema.classes is not None:
         return tuple(map(text_of, schema.classes))
     return tuple(map(str, range(count or 0)))
-
-
-def to_cell(value: object) -> str:
-    """Return the text of a cell that has a declared value."""
-    return str(value).lower() if isinstance(value, bool) else text_of(value)
 
 
 def is_test_person(key: str, share: float) -> bool:

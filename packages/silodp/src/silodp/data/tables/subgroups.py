@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays, list_arrays
-from silodp.data.tables.columns import CategoricalColumn, NumericColumn
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 
@@ -36,7 +35,7 @@ def find_groups(
     for column, values in groups.items():
         names = list_group_names(schema, column, values)
         assert schema is not None
-        declared = _find_column(schema, column)
+        declared = schema.kinds[column]
         if column in (coded := list(schema.code_columns())):
             features = x[CODES][:, [coded.index(column)]]
         else:
@@ -60,12 +59,7 @@ def list_group_names(schema: Schema | None, column: str, values: Sequence[Any]) 
     """
     check_group(schema, column, values)
     assert schema is not None
-    return _find_column(schema, column).name_groups(values)
-
-
-def _find_column(schema: Schema, column: str) -> NumericColumn | CategoricalColumn:
-    numeric = schema.numeric_columns()
-    return numeric[column] if column in numeric else schema.categorical_columns()[column]
+    return schema.kinds[column].name_groups(values)
 
 
 def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> None:
@@ -82,6 +76,6 @@ def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> No
     if schema is None or column not in schema.feature_columns:
         known = ", ".join(schema.feature_columns) if schema else "none: the data have no schema"
         raise refuse(f"a subgroup is declared by a column of features of the schema ({known}): name one.")
-    fault = _find_column(schema, column).find_group_fault(values)
+    fault = schema.kinds[column].find_group_fault(values)
     if fault is not None:
         raise refuse(fault)

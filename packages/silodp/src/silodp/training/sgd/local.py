@@ -19,7 +19,7 @@ from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
-from silodp.training.sgd.separate import compute_large_alone, find_large_records, train_separately
+from silodp.training.sgd.isolation import compute_large_alone, find_large_records, train_isolated
 from silodp.training.task import Task
 
 __all__ = ["LocalTraining", "silo_update", "user_updates"]
@@ -35,7 +35,7 @@ def user_updates(
     generator: torch.Generator,
     memory_budget: int | None = None,
     *,
-    separate: bool = False,
+    isolate_units: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Train every user separately on their records, all at once.
 
@@ -49,8 +49,9 @@ def user_updates(
         generator: The CPU generator of batch orders and dropout (never noise).
         memory_budget: The bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more); None
             takes 1 GiB, or a quarter of a GPU.
-        separate: Whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
-            the budget is then not used. Users with large numbers in records or delta always are, see `sgd.separate`.
+        isolate_units: Whether every user is trained alone, so that their row depends, bit for bit, on their records
+        alone;
+            the budget is then not used. Users with large numbers in records or delta always are, see `sgd.isolation`.
 
     Yields:
         Chunks (ids (r,) int64 on the CPU, deltas (r, d), local minus start). Every user with records appears
@@ -73,10 +74,10 @@ def user_updates(
         )
     start = task.validate_params(params)
     data = inputs, targets, owner
-    large = owner if separate else owner[find_large_records(task, inputs, targets)]
+    large = owner if isolate_units else owner[find_large_records(task, inputs, targets)]
 
     def train_alone(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        return train_separately(
+        return train_isolated(
             task, start, *_select(*data, torch.isin(owner, ids)), local, draw_seed(generator)
         )
 

@@ -17,7 +17,7 @@ from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import measure_task_cost
-from silodp.training.sgd.separate import compute_large_alone, differentiate_separately, find_large_records
+from silodp.training.sgd.isolation import compute_large_alone, differentiate_isolated, find_large_records
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task, flatten_rows
 
@@ -102,8 +102,9 @@ class RecordGradients:
         y: The targets (n, ...).
         batches: The number of batches that are to come.
         generator: The CPU generator of dropout.
-        separate: Whether every record is computed alone, so that its row depends, bit for bit, on nothing else. Records
-            with large numbers in record or gradient always are, see `sgd.separate`.
+        isolate_units: Whether every record is computed alone, so that its row depends, bit for bit, on nothing else.
+        Records
+            with large numbers in record or gradient always are, see `sgd.isolation`.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
@@ -117,17 +118,17 @@ class RecordGradients:
         batches: int,
         generator: torch.Generator,
         *,
-        separate: bool = False,
+        isolate_units: bool = False,
     ) -> None:
         self._task, self._generator = task, generator
         self._x, self._y = task.tensors(x, y)
         self._kind = (get_kind(self._x), get_kind(self._y))
         self._alone = torch.ones(len(self._x), dtype=torch.bool)
-        if not separate:
+        if not isolate_units:
             self._alone = find_large_records(task, self._x, self._y)
         self._max_traced = 0  # records of a batch
         self._sequential: SequentialGradient | None = None
-        if separate or not len(self._x):
+        if isolate_units or not len(self._x):
             return
         self._sequential = task.engine.get(
             ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y)
@@ -156,7 +157,7 @@ class RecordGradients:
         def differentiate_alone(records: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             start = self._task.unflatten(self._task.validate_params(params))
             seed = draw_seed(self._generator)
-            return differentiate_separately(self._task, start, self._x, self._y, records, seed)
+            return differentiate_isolated(self._task, start, self._x, self._y, records, seed)
 
         together = self._differentiate_together(params, batch[~large])
         return compute_large_alone(together, batch[large], differentiate_alone)

@@ -157,7 +157,7 @@ def test_counts_give_the_metrics_and_their_noise(classes):
     outputs = torch.randn(300, classes, 6, 6) + 2 * nn.functional.one_hot(
         targets.clamp(min=0), classes
     ).movedim(-1, 1)
-    table = CountTable("places", classes)
+    table = CountTable("dense_labels", classes)
     counts = count(table, outputs, targets)
     assert table.count_records(counts) == pytest.approx(300)
     exact = table.estimate(counts, 0.0)
@@ -174,7 +174,7 @@ def test_counts_give_the_metrics_and_their_noise(classes):
 
 def test_dice_is_never_below_iou_where_a_class_is_lost_in_the_noise():
     """The second class is predicted nowhere, and noise makes the count of its agreement negative."""
-    table = CountTable("places", 3)
+    table = CountTable("dense_labels", 3)
     counts = torch.tensor([[90.0, 2.0, 30.0], [8.0, 40.0, 20.0], [60.0, 25.0, -12.0]], dtype=torch.float64)
     found = table.estimate(counts.flatten(), 5.0)
     of_first = 40 / (8 + 40 + 20 + 2 + 25)
@@ -200,7 +200,7 @@ def test_removal_moves_no_sum_by_more_than_a_clip(unit, labels):
     y[0].flat[:labels] = 1
     user = np.array([0, 1, 1, 2, 2, 2, 3, 4, 5, 6, 7, 8])
     params = task.initial(0)
-    methods = [EvaluationSums(unit, 1.0, 1.0, CountTable("places", 3))]
+    methods = [EvaluationSums(unit, 1.0, 1.0, CountTable("dense_labels", 3))]
     if unit == "user":
         methods.append(METHOD)
     for method in methods:
@@ -218,7 +218,7 @@ def test_removal_moves_no_sum_by_more_than_a_clip(unit, labels):
             assert moved == pytest.approx(clip)  # one cell has it all
 
 
-@pytest.mark.parametrize("table", [CountTable("places", 3), CountTable("tokens", 3)])
+@pytest.mark.parametrize("table", [CountTable("dense_labels", 3), CountTable("tokens", 3)])
 def test_a_person_with_many_records_moves_counts_by_one_clip(table):
     """Twenty equal records with a few labels each: without the clip they would move the counts by twenty."""
     shape = SHAPES["pixels"]

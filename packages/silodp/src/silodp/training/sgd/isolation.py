@@ -115,7 +115,7 @@ def _exceeds(values: Tensor, most: float) -> Tensor:
     return ~((low >= -most) & (high <= most)).cpu()
 
 
-def train_separately(
+def train_isolated(
     task: Task, start: Tensor, x: Any, y: Tensor, owner: Tensor, local: LocalTraining, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Train users one after another.
@@ -164,7 +164,7 @@ def _train(
     return torch.cat([part.reshape(-1) for part in params]).sub_(start)
 
 
-def differentiate_separately(
+def differentiate_isolated(
     task: Task, start: tuple[Tensor, ...], x: Any, y: Tensor, records: Tensor, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Compute the gradients of single records, one after another.
@@ -198,14 +198,15 @@ def _choose_maker(task: Task, x: Any) -> Callable[[], Task]:
     return (lambda: task) if is_per_record(task, task.list_example_inputs(x)) else task.copy_untouched
 
 
-def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tensor:
+def predict_rows(task: Task, params: Tensor, x: Any, *, isolate_units: bool) -> Tensor:
     """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 records x (n, ...).
 
     Args:
         task: The model.
         params: The parameters, on the task's device.
         x: The records, on the task's device.
-        separate: Whether every record is computed alone. Records with large numbers in record or outputs always are,
+        isolate_units: Whether every record is computed alone. Records with large numbers in record or outputs always
+        are,
             see the module. Of a model that is not proven to compute each record by itself, each is a batch of its own.
 
     Raises:
@@ -213,8 +214,8 @@ def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tenso
     """
     examples = task.list_example_inputs(x)
     is_proven = is_model_per_record(task, examples)
-    if separate or not (is_proven or _can_call_each(task, examples)):
-        return predict_separately(task, params, x)
+    if isolate_units or not (is_proven or _can_call_each(task, examples)):
+        return predict_isolated(task, params, x)
     if is_proven:
         outputs = task.predict(params, x)
     else:
@@ -225,11 +226,11 @@ def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tenso
     large = find_large_records(task, x) | find_large_rows(outputs.reshape(len(outputs), -1))
     if bool(large.any()):
         places = large.nonzero().squeeze(1).to(task.device)
-        outputs[places] = predict_separately(task, params, x[places])
+        outputs[places] = predict_isolated(task, params, x[places])
     return outputs
 
 
-def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
+def predict_isolated(task: Task, params: Tensor, x: Any) -> Tensor:
     """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 records x (n, ...), computed one after another.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rehearsals: runs on canaries alone, in memory, of which everything is remembered that some party sees.
+"""Canary runs: runs on canaries alone, in memory, of which everything is remembered that some party sees.
 
 `runtime.train.run` takes any `Parties`. `Observed` gives it those of a simulation, with stores and a channel that
 remember; the loop, the silos, their gates, the aggregator and the ledger are those of every run. A configuration cannot
@@ -117,7 +117,7 @@ class _RecordingChannel:
 
 @dataclass(frozen=True)
 class Observed:
-    """The parties of a rehearsal; nothing of them is on disk.
+    """The parties of a canary run; nothing of them is on disk.
 
     Attributes:
         parties: The silos, in this process.
@@ -153,14 +153,14 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class CanaryRun:
     """A run on canaries, or a series of it, and what every party saw of it.
 
     Attributes:
         spec: The specification of the run, with its id.
         result: The result of the run.
         observed: What was remembered.
-        series: The name of the additional series that is rehearsed; "" for training.
+        series: The name of the additional series that is run; "" for training.
     """
 
     spec: RunSpec
@@ -168,13 +168,13 @@ class Rehearsal:
     observed: Observed = field(repr=False)
     series: str = TRAINING
 
-    def of_series(self, name: str) -> Rehearsal:
-        """Return an additional series of the run, as a rehearsal of its own."""
+    def of_series(self, name: str) -> CanaryRun:
+        """Return an additional series of the run, as a canary run of its own."""
         return replace(self, spec=self.spec.derived[name], series=name)
 
     @property
     def charges(self) -> ChargeCounts:
-        """What the ledger of the run charged for what is rehearsed: all of it, or the series alone."""
+        """What the ledger charged: for the whole run, or for the series alone."""
         charges = self.result.charges
         if not self.series:
             return charges
@@ -359,7 +359,7 @@ class Rehearsal:
         return self.observed.directory.make_store("silos", f"{self.spec.names.index(silo):03}")
 
 
-def rehearse(spec: RunSpec, parties: Parties) -> Rehearsal:
+def run_canaries(spec: RunSpec, parties: Parties) -> CanaryRun:
     """Run a prepared run in memory, and remember it.
 
     Args:
@@ -370,7 +370,7 @@ def rehearse(spec: RunSpec, parties: Parties) -> Rehearsal:
     # Nothing is measured, so evaluations are put off beyond the end.
     result = run(spec, observed, evaluate_every=spec.rounds + 1)
     last = next((kept.request.run for kept in observed.kept), "")
-    return Rehearsal(replace(spec, run=split_name(last)[0]), result, observed)
+    return CanaryRun(replace(spec, run=split_name(last)[0]), result, observed)
 
 
 @dataclass(frozen=True)
@@ -409,4 +409,4 @@ def _decode(value: bytes) -> list[Message]:
 
 
 MakeParties = Callable[..., Parties]
-"""From a federation and a task to the silos of a rehearsal; `Simulation` by default."""
+"""From a federation and a task to the silos of a canary run; `Simulation` by default."""

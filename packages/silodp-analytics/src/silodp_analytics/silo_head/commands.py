@@ -1,4 +1,4 @@
-"""Parts that go with the model of a finished run: a silo's own one, and a recalibration by noisy counts."""
+"""Heads that go with the model of a finished run: a silo's, and a recalibration by noisy counts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from silodp.config.schema import RunConfig, TaskSection
     from silodp.data.silo_data import SiloData
     from silodp_analytics.decisions.decisions import Recalibration
-    from silodp_analytics.own_part.own_parts import MeasuredPart
+    from silodp_analytics.silo_head.silo_heads import MeasuredHead
 
 
-def train_part(
+def train_head(
     directory: Annotated[
         Path,
         typer.Argument(
@@ -36,7 +36,7 @@ def train_part(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="FILE", help="Where the part is written: .safetensors; without TABLE a folder."
+            "--out", metavar="FILE", help="Where the head is written: .safetensors; without TABLE a folder."
         ),
     ],
     table: Annotated[
@@ -44,7 +44,7 @@ def train_part(
         typer.Argument(
             metavar="[TABLE]",
             help="The silo's table, as for training. It is not changed. Without it, each silo of a simulated run gets "
-            "a part, from the data of DIR/config.toml.",
+            "a head, from the data of DIR/config.toml.",
         ),
     ] = None,
     parameters: Annotated[
@@ -75,9 +75,9 @@ def train_part(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a silo's own part of a model on its table. It stays there, and costs no ε.
+    """Train a silo's head of a model on its table. It stays there, and costs no ε.
 
-    Folds and batches are drawn at random, so that two calls give two parts.
+    Folds and batches are drawn at random, so that two calls give two heads.
     """
     from silodp.config.schema import parse_config
     from silodp.config.toml_values import read_toml
@@ -90,12 +90,12 @@ def train_part(
     from silodp.bundle import load
     from silodp.report.guarantee_text import describe_epsilon
     from silodp.wire.files import PRIVATE_FILE, write_durably
-    from silodp_analytics.own_part.own_parts import MeasuredPart, OwnParts, keep_own_parts
-    from silodp_analytics.own_part.part import DEFAULT_LOCAL, STATEMENT
+    from silodp_analytics.silo_head.head import DEFAULT_LOCAL, STATEMENT
+    from silodp_analytics.silo_head.silo_heads import MeasuredHead, SiloHeads, keep_silo_heads
 
     given: dict[str, Any] = {"learning_rate": learning_rate, "epochs": epochs, "batch_size": batch_size}
     local = replace(DEFAULT_LOCAL, **{name: value for name, value in given.items() if value is not None})
-    section, parts, lines = config.task, [], []
+    section, heads, lines = config.task, [], []
     records = _find_records(config, directory, table, silo, out)
     with contextlib.redirect_stdout(sys.stderr):
         shared = load(directory, code=code)
@@ -104,15 +104,17 @@ def train_part(
         with contextlib.redirect_stdout(sys.stderr):
             tuned = shared.fine_tune(data, parameters or (), local=local, loss=loss)
             measured = [_measure(model, data, section, loss) for model in (shared, tuned)]
-        assert tuned.own is not None
-        write_durably(file, tuned.own.to_bytes(), PRIVATE_FILE)
-        parts.append(MeasuredPart(data.name, tuned.own.size, tuned.own.epochs, len(data.held_out), *measured))
-        lines += _describe(file, parts[-1])
+        assert tuned.head is not None
+        write_durably(file, tuned.head.to_bytes(), PRIVATE_FILE)
+        heads.append(
+            MeasuredHead(data.name, tuned.head.size, tuned.head.epochs, len(data.held_out), *measured)
+        )
+        lines += _describe(file, heads[-1])
     if table is None and silo is None:
-        keep_own_parts(directory, OwnParts(shared.description.weights, tuple(parts)))
+        keep_silo_heads(directory, SiloHeads(shared.description.weights, tuple(heads)))
         lines.append(f"To see them in the report: silodp report {shlex.quote(str(directory))}")
     about = {"not_covered": STATEMENT, "guarantee": shared.guarantees["released"].to_dict()}
-    rows = [{"out": str(file), **asdict(part)} for (file, _), part in zip(records, parts, strict=True)]
+    rows = [{"out": str(file), **asdict(head)} for (file, _), head in zip(records, heads, strict=True)]
     result = {**rows[0], **about} if table is not None else {"silos": rows, **about}
     show(result, as_json, [*lines, STATEMENT, describe_epsilon(shared.guarantees["released"])])
 
@@ -166,11 +168,11 @@ def recalibrate(
     if silo is not None:
         fix = _find_correction(silo, decisions.silos)
     from silodp.wire.files import write_durably
-    from silodp_analytics.own_part.part import RECALIBRATED, OwnPart
+    from silodp_analytics.silo_head.head import RECALIBRATED, SiloHead
 
     described = ModelDescription.read(directory / DESCRIPTION)
-    part = OwnPart.of_recalibration(described.run, described.weights, fix.scale, fix.shift, fix.limits)
-    write_durably(out, part.to_bytes())
+    head = SiloHead.of_recalibration(described.run, described.weights, fix.scale, fix.shift, fix.limits)
+    write_durably(out, head.to_bytes())
     result = {"out": str(out), **vars(fix), "about": RECALIBRATED}
     sign = "plus" if fix.shift >= 0 else "minus"
     drawn, where = "", "in all steps but the first and the last"
@@ -214,7 +216,7 @@ def _check_out(out: Path) -> None:
 def _find_records(
     config: RunConfig, directory: Path, table: Path | None, silo: str | None, out: Path
 ) -> list[tuple[Path, SiloData]]:
-    """Return the records of a table, or of the silos of a run, each with the file of its part."""
+    """Return the records of a table, or of the silos of a run, each with the file of its head."""
     from silodp.bundle import read_silo_settings
     from silodp.config.resolve import load_silos, read_table_schema
 
@@ -236,7 +238,7 @@ def _find_records(
     for file, _ in found:
         if file.exists():
             raise SilodpError(
-                f"--out {out} has the part {file.name} already: name a new folder.",
+                f"--out {out} has the head {file.name} already: name a new folder.",
                 code="argument.value",
                 field="--out",
             )
@@ -244,14 +246,14 @@ def _find_records(
     return found
 
 
-def _describe(file: Path, part: MeasuredPart) -> list[str]:
-    """Return lines on a part, and what it changed."""
-    lines = [f"{file}: {pluralize(part.numbers, 'number')}, trained for {pluralize(part.epochs, 'epoch')}."]
-    if part.epochs == 0:
-        lines.append("Training did not help persons who were left out: the part changes nothing.")
-    records = pluralize(part.held_out_records, "held-out record")
-    for name in part.shared:
-        measured = (part.shared, part.with_own_part)
+def _describe(file: Path, head: MeasuredHead) -> list[str]:
+    """Return lines on a head, and what it changed."""
+    lines = [f"{file}: {pluralize(head.numbers, 'number')}, trained for {pluralize(head.epochs, 'epoch')}."]
+    if head.epochs == 0:
+        lines.append("Training did not help persons who were left out: the head changes nothing.")
+    records = pluralize(head.held_out_records, "held-out record")
+    for name in head.shared:
+        measured = (head.shared, head.with_head)
         before, after = (f"{one[name]:.4g}" if name in one else "not defined" for one in measured)
         lines.append(f"{name} on {records} (private): {before} shared, {after} with it.")
     return lines
@@ -273,8 +275,8 @@ def _read_table(schema: Any, table: Path, silo: str | None) -> SiloData:
 
 def _find_loss(section: TaskSection) -> Any:
     """Return the loss of the run; None where it is the default one."""
-    from silodp.config.plugins import is_reference
     from silodp.config.task import find_loss
+    from silodp.plugins import is_reference
 
     if section.loss is None:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.accounting.guarantee import SEPARATE_ROUNDING, SHARED_ROUNDING
+from silodp.accounting.guarantee import ISOLATED_ROUNDING, SHARED_ROUNDING
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
@@ -19,7 +19,7 @@ from silodp.methods.base import LocalContext, supports
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from silodp.training.losses import binary_cross_entropy
-from silodp.training.sgd import separate as engine
+from silodp.training.sgd import isolation as engine
 from silodp.training.task import Task
 from silodp_budgets.rpdp.method import Rpdp, RpdpDropout
 from silodp_budgets.rpdp.renyi_filter import RpdpFilter
@@ -73,8 +73,8 @@ def test_every_unit_is_computed_alone(method: Method, monkeypatch: pytest.Monkey
     original = engine.isolate
     monkeypatch.setattr(engine, "isolate", isolate)
     results = {
-        separate: train(federation, task, method, rounds=1, seed=1, separate=separate)
-        for separate in (False, True)
+        isolate_units: train(federation, task, method, rounds=1, seed=1, isolate_units=isolate_units)
+        for isolate_units in (False, True)
     }
     if method.clips_records:
         assert set(alone) <= set(range(RECORDS))
@@ -82,9 +82,9 @@ def test_every_unit_is_computed_alone(method: Method, monkeypatch: pytest.Monkey
     else:
         assert alone == [*range(PERSONS)] * 2
     assert torch.allclose(results[False].params, results[True].params, atol=1e-5)
-    for separate, text in ((False, SHARED_ROUNDING), (True, SEPARATE_ROUNDING)):
-        found = results[separate].guarantees["released"].assumptions
-        assert [one for one in found if one in (SHARED_ROUNDING, SEPARATE_ROUNDING)] == [text]
+    for isolate_units, text in ((False, SHARED_ROUNDING), (True, ISOLATED_ROUNDING)):
+        found = results[isolate_units].guarantees["released"].assumptions
+        assert [one for one in found if one in (SHARED_ROUNDING, ISOLATED_ROUNDING)] == [text]
 
 
 STEPS = {"clip": 1.0, "local_steps": 8, "expected_batch_size": 1.0, "local_learning_rate": 0.1}
@@ -101,8 +101,10 @@ BUDGETED = STEPS | {"delta": 1e-5, "largest_budget": 1.0}
         (UldpGroup(group_size=4, noise_multiplier=1.0, record_sampling=0.01, **STEPS), 3),
     ],
 )
-@pytest.mark.parametrize("separate", [False, True])
-def test_a_batch_without_records_is_a_share_of_noise(method: Method, records: int, separate: bool) -> None:
+@pytest.mark.parametrize("isolate_units", [False, True])
+def test_a_batch_without_records_is_a_share_of_noise(
+    method: Method, records: int, isolate_units: bool
+) -> None:
     """A silo that failed there would tell how many records it drew, or that some have spent their budgets."""
     rng = np.random.default_rng(0)
     silos = tuple(
@@ -118,7 +120,7 @@ def test_a_batch_without_records_is_a_share_of_noise(method: Method, records: in
     task = Task(torch.nn.Linear(3, 1), binary_cross_entropy())
     federation = Federation(silos, 3, None, classes=2)
     # By Rényi orders: ε is not what this is about.
-    more = {"delta": 1e-5, "seed": 1, "separate": separate, "accountant": "rdp"}
+    more = {"delta": 1e-5, "seed": 1, "isolate_units": isolate_units, "accountant": "rdp"}
     result = train(federation, task, method, rounds=2, **more)
     assert torch.isfinite(result.params).all()
     assert result.params.abs().max() > 0
@@ -129,8 +131,8 @@ def test_methods_without_rows_of_units_refuse(method: Method) -> None:
     federation, task = small()
     prepare_run(federation, task, method, rounds=1)
     with pytest.raises(SilodpError) as error:
-        prepare_run(federation, task, method, rounds=1, separate=True)
-    assert (error.value.code, error.value.field) == ("argument.conflict", "separate")
+        prepare_run(federation, task, method, rounds=1, isolate_units=True)
+    assert (error.value.code, error.value.field) == ("argument.conflict", "isolate_units")
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,17 +144,17 @@ class Together(UldpAvg):
 
 
 def test_a_method_that_trains_in_another_way_has_to_say_so_anew() -> None:
-    assert supports(type(METHODS[0]), "can_separate")
-    assert supports(type(METHODS[1]), "can_separate")
-    assert not supports(Together, "can_separate")
-    assert RpdpDropout.can_separate
+    assert supports(type(METHODS[0]), "can_isolate_units")
+    assert supports(type(METHODS[1]), "can_isolate_units")
+    assert not supports(Together, "can_isolate_units")
+    assert RpdpDropout.can_isolate_units
 
 
 def test_the_setting_is_a_part_of_the_identity_of_a_run() -> None:
     federation, task = small()
     spec = prepare_run(federation, task, METHODS[0], rounds=1)
-    alone = prepare_run(federation, task, METHODS[0], rounds=1, separate=True)
-    assert "separate" not in spec.to_dict()  # digests of earlier runs stay
-    assert alone.to_dict() == {**spec.to_dict(), "separate": True}
+    alone = prepare_run(federation, task, METHODS[0], rounds=1, isolate_units=True)
+    assert "isolate_units" not in spec.to_dict()  # digests of earlier runs stay
+    assert alone.to_dict() == {**spec.to_dict(), "isolate_units": True}
     assert alone.digest != spec.digest
-    assert replace(alone, separate=False).digest == spec.digest
+    assert replace(alone, isolate_units=False).digest == spec.digest

@@ -1,6 +1,6 @@
-"""A silo's own part of the model: trained during the run, it breaks the guarantee, and trained after it, it does not.
+"""A silo's head of the model: trained during the run, it breaks the guarantee, and trained after it, it does not.
 
-Attacked is the published way (Pillutla et al. 2022, alternating updates), in which a silo first trains its own part on
+Attacked is the published way (Pillutla et al. 2022, alternating updates), in which a silo first trains its head on
 all of its records and then computes the updates of the shared part with it. Every update is clipped, and the noise is
 for one clip; but all updates of the silo depend on everyone whom the part was trained on.
 """
@@ -21,7 +21,7 @@ from silodp.methods import UldpAvg
 from silodp.methods.base import LocalContext
 from silodp.methods.roles import FederationSize
 from silodp.training import LocalTraining, Task, binary_cross_entropy
-from silodp_analytics.own_part.part import train_own_part
+from silodp_analytics.silo_head.head import train_silo_head
 from support.oracles import small_federation
 
 PERSONS, FEATURES, CLIP = 100, 6, 1.0
@@ -70,7 +70,7 @@ def measure_moved(alternates: bool) -> float:
     return float((sums[0] - sums[1]).norm()) / CLIP
 
 
-def test_a_part_that_is_trained_in_turn_lets_one_person_move_the_sum_by_many_clips() -> None:
+def test_a_head_that_is_trained_in_turn_lets_one_person_move_the_sum_by_many_clips() -> None:
     moved = measure_moved(alternates=True)
     print(f"one person of {PERSONS} moves the sum by {moved:.1f} clips")
     assert moved > 40
@@ -80,7 +80,7 @@ def test_without_it_one_person_moves_the_sum_by_one_clip() -> None:
     assert measure_moved(alternates=False) <= 1 + 1e-6
 
 
-def test_what_a_run_released_does_not_depend_on_own_parts(tmp_path: Path) -> None:
+def test_what_a_run_released_does_not_depend_on_silo_heads(tmp_path: Path) -> None:
     federation = small_federation()
     silo = federation.silos[0]
     network = nn.Linear(silo.x.shape[1], 1)
@@ -95,11 +95,11 @@ def test_what_a_run_released_does_not_depend_on_own_parts(tmp_path: Path) -> Non
     before, shared = digest(), silodp.load(tmp_path / "run", model=network)
     weights = [one.clone() for one in shared.model.parameters()]
     tuned = shared.fine_tune(silo, ["*"], seed=1)
-    assert tuned.own is not None
+    assert tuned.head is not None
     assert digest() == before
     assert all(torch.equal(a, b) for a, b in zip(weights, shared.model.parameters(), strict=True))
     # The function itself leaves the model that it was given as it is.
-    train_own_part(shared.model, binary_cross_entropy(), (silo.x, silo.y, silo.user), ["*"], seed=2)
+    train_silo_head(shared.model, binary_cross_entropy(), (silo.x, silo.y, silo.user), ["*"], seed=2)
     assert all(torch.equal(a, b) for a, b in zip(weights, shared.model.parameters(), strict=True))
-    train_own_part(shared.model, binary_cross_entropy(), (silo.x, silo.y, silo.user), seed=2)
+    train_silo_head(shared.model, binary_cross_entropy(), (silo.x, silo.y, silo.user), seed=2)
     assert all(one.requires_grad for one in shared.model.parameters())

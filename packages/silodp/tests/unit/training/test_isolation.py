@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from silodp.training.losses import binary_cross_entropy, cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
-from silodp.training.sgd.separate import isolate, predict_separately
+from silodp.training.sgd.isolation import isolate, predict_isolated
 from silodp.training.task import Task
 from support.oracles import expand_rows
 
@@ -61,8 +61,12 @@ def embedding(seed: int) -> tuple[Task, Tensor, Data]:
 KINDS = [linear, mlp, cnn, embedding]
 
 
-def update(task: Task, start: Tensor, data: Data, local: LocalTraining, separate: bool) -> dict[int, Tensor]:
-    found = user_updates(task, start, *data, local, torch.Generator().manual_seed(1), separate=separate)
+def update(
+    task: Task, start: Tensor, data: Data, local: LocalTraining, isolate_units: bool
+) -> dict[int, Tensor]:
+    found = user_updates(
+        task, start, *data, local, torch.Generator().manual_seed(1), isolate_units=isolate_units
+    )
     return {int(user): row for users, rows in found for user, row in zip(users, rows, strict=True)}
 
 
@@ -70,7 +74,7 @@ def count_changed(
     kind: Callable[[int], tuple[Task, Tensor, Data]],
     seed: int,
     local: LocalTraining,
-    separate: bool,
+    isolate_units: bool,
     alone: bool = False,
 ) -> int:
     """Return how many rows of others change when one of three persons is emptied.
@@ -82,17 +86,17 @@ def count_changed(
         first = torch.isin(data[2], torch.arange(4), invert=True)
         data = tuple(part[first] for part in data)
     changed = 0
-    everyone = update(task, start, data, local, separate)
+    everyone = update(task, start, data, local, isolate_units)
     for emptied in (0, 1, len(COUNTS) - 1):
         here = data[2] != emptied
-        others = update(task, start, tuple(part[here] for part in data), local, separate)
+        others = update(task, start, tuple(part[here] for part in data), local, isolate_units)
         assert others.keys() == everyone.keys() - {emptied}
         changed += sum(not torch.equal(row, everyone[user]) for user, row in others.items())
     return changed
 
 
 def skip_unless(depends: bool) -> None:
-    """Skip a test that compared what is equal on this CPU also without `separate`: so it has shown little."""
+    """Skip a test that compared what is equal on this CPU also without `isolate_units`: so it has shown little."""
     if not depends:
         pytest.skip("the kernels of this CPU give the same bits whatever is computed beside a record")
 
@@ -108,13 +112,13 @@ def skip_unless(depends: bool) -> None:
     ],
 )
 def test_emptying_a_person_changes_no_bit_of_another_row(kind: Callable, local: LocalTraining) -> None:
-    assert [count_changed(kind, seed, local, separate=True) for seed in range(2)] == [0, 0]
+    assert [count_changed(kind, seed, local, isolate_units=True) for seed in range(2)] == [0, 0]
 
 
 def test_side_by_side_it_changes_rows_of_others() -> None:
     """The others then train on batches of one record, and on ones padded to 40 beside the last person."""
-    assert count_changed(mlp, 0, LocalTraining(0.1, 5), separate=True, alone=True) == 0
-    skip_unless(count_changed(mlp, 0, LocalTraining(0.1, 5), separate=False, alone=True) > 0)
+    assert count_changed(mlp, 0, LocalTraining(0.1, 5), isolate_units=True, alone=True) == 0
+    skip_unless(count_changed(mlp, 0, LocalTraining(0.1, 5), isolate_units=False, alone=True) > 0)
 
 
 def test_the_caller_keeps_its_threads_and_random_numbers() -> None:
@@ -143,7 +147,7 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
 def test_updates_are_those_of_training_side_by_side_up_to_rounding(kind: Callable) -> None:
     task, _, data = kind(0)
     start, local = task.initial(0), LocalTraining(0.1, 5, momentum=0.9, weight_decay=0.01)
-    alone, together = (update(task, start, data, local, separate) for separate in (True, False))
+    alone, together = (update(task, start, data, local, isolate_units) for isolate_units in (True, False))
     for user, row in together.items():
         assert torch.allclose(alone[user], row, atol=1e-6)
 
@@ -167,13 +171,13 @@ def test_a_large_number_of_one_person_stops_no_model_that_flattens_by_view(count
     x = torch.randn(6 * count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     x[0, 0, 0, 0] = 2000.0
     task, y = Task(FlattensByView(), cross_entropy()), user % 2
-    for separate in (False, True):
+    for isolate_units in (False, True):
         generator = torch.Generator().manual_seed(0)
         updates = user_updates(
-            task, task.initial(0), x, y, user, LocalTraining(0.1), generator, separate=separate
+            task, task.initial(0), x, y, user, LocalTraining(0.1), generator, isolate_units=isolate_units
         )
         assert sum(len(units) for units, _ in updates) == 6
-        gradients = RecordGradients(task, x, y, 1, generator, separate=separate).of(
+        gradients = RecordGradients(task, x, y, 1, generator, isolate_units=isolate_units).of(
             task.initial(0), torch.arange(len(x))
         )
         assert sum(len(records) for records, _ in gradients) == len(x)
@@ -206,8 +210,10 @@ def test_batches_are_those_of_torch() -> None:
 def test_a_records_gradient_does_not_depend_on_its_batch(kind: Callable, steps: int) -> None:
     task, start, (x, y, _) = kind(0)
 
-    def differentiate(batch: Tensor, separate: bool) -> dict[int, Tensor]:
-        gradients = RecordGradients(task, x, y, steps, torch.Generator().manual_seed(1), separate=separate)
+    def differentiate(batch: Tensor, isolate_units: bool) -> dict[int, Tensor]:
+        gradients = RecordGradients(
+            task, x, y, steps, torch.Generator().manual_seed(1), isolate_units=isolate_units
+        )
         found = gradients.of(start, batch)
         return {
             int(one): row for some, rows in found for one, row in zip(some, expand_rows(rows), strict=True)
@@ -226,7 +232,7 @@ def test_a_records_gradient_does_not_depend_on_its_batch(kind: Callable, steps: 
             for record, row in differentiate(torch.arange(size), False).items()
         )
         start = ordinary
-        alone, together = (differentiate(torch.arange(33), separate) for separate in (True, False))
+        alone, together = (differentiate(torch.arange(33), isolate_units) for isolate_units in (True, False))
         assert all(torch.allclose(alone[record], together[record], atol=1e-6) for record in alone)
         skip_unless(depends)
 
@@ -234,11 +240,11 @@ def test_a_records_gradient_does_not_depend_on_its_batch(kind: Callable, steps: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_records_output_does_not_depend_on_other_records(kind: Callable) -> None:
     task, start, (x, _, _) = kind(0)
-    outputs = predict_separately(task, start, x)
+    outputs = predict_isolated(task, start, x)
     for first in (1, 2, 50):
-        assert torch.equal(predict_separately(task, start, x[first:]), outputs[first:])
+        assert torch.equal(predict_isolated(task, start, x[first:]), outputs[first:])
     assert torch.allclose(
-        predict_separately(task, task.initial(0), x), task.predict(task.initial(0), x), atol=1e-5
+        predict_isolated(task, task.initial(0), x), task.predict(task.initial(0), x), atol=1e-5
     )
     if kind is mlp:
         skip_unless(

@@ -1,6 +1,6 @@
-"""The cost of computing every person alone (`separate = true`): CPU seconds of all silos' local work, in turn.
+"""The cost of computing every person alone (`isolate_units = true`): CPU seconds of all silos' local work, in turn.
 
-SILODP_DATA=DIR python benchmarks/separate.py
+SILODP_DATA=DIR python benchmarks/isolation.py
 
 The local work of one round, without evaluation and noise of the server; one thread, medians of three turns.
 """
@@ -42,7 +42,7 @@ def measure(name: str, settings: list[str]) -> dict[bool, float]:
     weights = torch.from_numpy(method.user_weights(federation.counts(), population).copy())
     params = task.initial(0)
 
-    def train(separate: bool) -> None:
+    def train(isolate_units: bool) -> None:
         for place, silo in enumerate(federation.silos):
             context = LocalContext(
                 task,
@@ -53,11 +53,13 @@ def measure(name: str, settings: list[str]) -> dict[bool, float]:
                 population,
                 Randomness.from_seed(0).child("silo", silo.name),
                 place,
-                separate=separate,
+                isolate_units=isolate_units,
             )
             add_weighted_rows(method.local_update(context), weights[place])
 
-    return measure_in_turn({separate: partial(train, separate) for separate in (False, True)}, 3)
+    return measure_in_turn(
+        {isolate_units: partial(train, isolate_units) for isolate_units in (False, True)}, 3
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Silos whose records differ: the shared model, a model of each silo alone, and the shared model with an own part.
+"""Silos whose records differ: the shared model, a model of each silo alone, and the shared model with a head.
 
-    SILODP_DATA=DIR python benchmarks/own_parts.py heart --seeds 5
-    SILODP_DATA=DIR python benchmarks/own_parts.py states --records 100 --seeds 3
-    SILODP_DATA=DIR python benchmarks/own_parts.py states --records 2000 --seeds 3 --counts-noise 4
+    SILODP_DATA=DIR python benchmarks/silo_heads.py heart --seeds 5
+    SILODP_DATA=DIR python benchmarks/silo_heads.py states --records 100 --seeds 3
+    SILODP_DATA=DIR python benchmarks/silo_heads.py states --records 2000 --seeds 3 --counts-noise 4
 
-The shared model is logistic regression by `uldp-sgd`, 20 rounds, σ = 5, step 1, everyone in each round, weights at
-home: ε = 3.85 at δ = 10⁻⁵ against whoever sees the models. A model of a silo alone and an own part are trained without
-noise, as they do not leave the silo, both by the search of `silodp fine-tune` for the number of epochs. Printed are the
-area under the ROC curve and the log loss on the held-out records, means over silos, ± the standard error over seeds.
+The shared model is logistic regression by `uldp-sgd`, 20 rounds, σ = 5, step 1, everyone in each round, weights by
+primary silo: ε = 3.85 at δ = 10⁻⁵ against whoever sees the models. A model of a silo alone and a head are trained
+without noise, as they do not leave the silo, both by the search of `silodp fine-tune` for the number of epochs. Printed
+are the area under the ROC curve and the log loss on the held-out records, means over silos, ± the standard error over
+seeds.
 
 With `--counts-noise` the shared model is recalibrated by noisy counts of half of the held-out records, in place of own
 parts, and measured on the other half; ε is then that of the run and its counts together.
@@ -31,7 +32,7 @@ from silodp.training import binary_cross_entropy
 from silodp.training.metrics import roc_auc
 from silodp_analytics.decisions.decisions import find_decisions
 from silodp_analytics.evaluation.report import find_evaluation
-from silodp_analytics.own_part.part import OwnPart, train_own_part
+from silodp_analytics.silo_head.head import SiloHead, train_silo_head
 from silodp_experiments import benchmarks
 
 WAYS = ("shared", "alone", "shared, own outputs", "shared, all parameters own")
@@ -56,7 +57,7 @@ def train(
     """Train the shared model."""
     torch.manual_seed(seed)
     task = silodp.Task(nn.Linear(federation.silos[0].x.shape[1], 1), binary_cross_entropy())
-    method = silodp.methods.UldpSgd(5.0, step=1.0, weighting="home")
+    method = silodp.methods.UldpSgd(5.0, step=1.0, weighting="primary_silo")
     every = {"evaluate_every": 20} if evaluation is None else {"evaluation": evaluation}
     return silodp.train(federation, task, method, rounds=20, seed=seed, **every)
 
@@ -74,8 +75,8 @@ def compare(federation: silodp.Federation, seed: int) -> np.ndarray:
         row = [measure(shared, silo.held_out)]
         for model, names in ((nothing, ["*"]), (shared, []), (shared, ["*"])):
             records = silo.x, silo.y, silo.user
-            tensors, epochs = train_own_part(model, binary_cross_entropy(), records, names, seed=seed)
-            row.append(measure(OwnPart("", "", epochs, tensors).apply(model), silo.held_out))
+            tensors, epochs = train_silo_head(model, binary_cross_entropy(), records, names, seed=seed)
+            row.append(measure(SiloHead("", "", epochs, tensors).apply(model), silo.held_out))
         found.append(row)
     return np.array(found)
 
@@ -113,8 +114,8 @@ def compare_counted(
             if isinstance(fix, str):  # the model stays as it is
                 row.append(row[1])
                 continue
-            part = OwnPart.of_recalibration("", "", fix.scale, fix.shift, fix.limits)
-            row.append(measure(part.apply(result.model), held_out))
+            head = SiloHead.of_recalibration("", "", fix.scale, fix.shift, fix.limits)
+            row.append(measure(head.apply(result.model), held_out))
         found.append(row)
     return np.array(found), result.epsilon
 
@@ -129,9 +130,7 @@ def main() -> None:
         "--records", type=int, default=100, help="records of a state, a fifth of them held out"
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--counts-noise", type=float, help="σ of the counts; recalibrates in place of own parts"
-    )
+    parser.add_argument("--counts-noise", type=float, help="σ of the counts; recalibrates in place of heads")
     parser.add_argument("--bins", type=int, default=10, help="steps of the probability, with --counts-noise")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)

@@ -1,9 +1,9 @@
-"""Shares of every person's home: the silo that holds most of their records, of which nobody learns which it is.
+"""Shares of every person's primary silo: the silo that holds most of their records, of which nobody learns which it is.
 
 Of every user the server comes to hold a word η_u of S bits and the silos a word θ_u, uniform each; bit s of η_u ⊕ θ_u
-is 1 for one silo alone, the home of u. Counts are compared by classes: 0; 1; 2; 3 to 4; 5 to 8; 9 to 16; 17 to 32; 33
-and more. Of equal classes that silo is first which a public order says, drawn for each user from S and U alone. Who has
-no records anywhere is at home somewhere, and contributes nothing.
+is 1 for one silo alone, the primary silo of u. Counts are compared by classes: 0; 1; 2; 3 to 4; 5 to 8; 9 to 16; 17 to
+32; 33 and more. Of equal classes that silo is first which a public order says, drawn for each user from S and U alone.
+Who has no records anywhere has some primary silo, and contributes nothing.
 
 Set-up: the server gets every silo's classes under masks of the silos. For each pair of silos it looks up which of the
 two wins, and for each silo whether it has won against all others; silo 0 offers the tables, and every entry that the
@@ -30,15 +30,15 @@ from silodp_private.crypto.shares import FirstSilo, ShareParameters, ShareServer
 
 CLASSES = 8
 MAX_SILOS = 64  # one bit of a word for each
-_COMPARISONS, _HOMES = 0, 1  # the transfer counters of the set-up
+_COMPARISONS, _PRIMARY_SILOS = 0, 1  # the transfer counters of the set-up
 
 Bits = NDArray[np.bool_]
 
 
 def compute_max_users(silos: int) -> int:
-    """Return for how many users homes can be found among S silos: all pairs of silos are compared at once."""
-    # A comparison is one lookup among CLASSES² entries: a transfer for each bit of the index. The lookups of homes,
-    # ⌈log₂ S⌉ transfers for each silo, are fewer.
+    """Return for how many users primary silos can be found among S silos: all pairs of silos are compared at once."""
+    # A comparison is one lookup among CLASSES² entries: a transfer for each bit of the index. The lookups of primary
+    # silos, ⌈log₂ S⌉ transfers for each silo, are fewer.
     levels = (CLASSES**2 - 1).bit_length()
     return MAX_TRANSFERS // (levels * (silos * (silos - 1) // 2))
 
@@ -51,8 +51,8 @@ def classify_counts(counts: NDArray[np.integer]) -> Bytes:
 
 
 @dataclass(frozen=True)
-class HomeParameters(ShareParameters):
-    """Public constants of the shares of homes; shares are added bit by bit modulo 2.
+class PrimarySiloParameters(ShareParameters):
+    """Public constants of the shares of primary silos; shares are added bit by bit modulo 2.
 
     Attributes:
         session: The session's id, 32 bytes.
@@ -62,13 +62,13 @@ class HomeParameters(ShareParameters):
 
     silos: int
 
-    label: ClassVar[str] = "homes"
+    label: ClassVar[str] = "primary silos"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             2 <= self.silos <= MAX_SILOS,
-            f"Shares of homes: {self.silos} silos; set 2 to {MAX_SILOS}.",
+            f"Shares of primary silos: {self.silos} silos; set 2 to {MAX_SILOS}.",
             code="argument.value",
         )
 
@@ -95,14 +95,14 @@ class HomeParameters(ShareParameters):
         return 1 << (self.silos - 1).bit_length()
 
     def order(self) -> Words:
-        """Return the public order (S, U) of each user's silos among equal classes: the larger number is the home."""
-        # Public, random for each user, and the same in every session: a run that is repeated has the same homes.
-        key = derive_key(bytes(KEY_BYTES), "order of homes", self.silos, self.users)
+        """Return the public order (S, U) of each user's silos among equal classes; the largest wins."""
+        # Public, random for each user, and the same in every session: a run that is repeated finds the same.
+        key = derive_key(bytes(KEY_BYTES), "order of primary silos", self.silos, self.users)
         drawn = draw_words(key, self.silos * self.users, np.uint64).reshape(self.silos, self.users)
         # The last bits tell the silos apart, so that no two numbers of a user are equal.
         return drawn >> np.uint64(6) << np.uint64(6) | np.arange(self.silos, dtype=np.uint64)[:, None]
 
-    def find_homes(self, counts: NDArray[np.integer]) -> Bits:
+    def find_primary_silos(self, counts: NDArray[np.integer]) -> Bits:
         """Return in clear what the shares add up to, (S, U) bool, from the counts n[s,u] (S, U)."""
         ranks = np.lexsort((self.order(), classify_counts(counts)), axis=0)
         return np.asarray(np.arange(self.silos)[:, None] == ranks[-1])
@@ -136,12 +136,12 @@ class HomeParameters(ShareParameters):
             table -= masked[:, None, None]
         return zero.offer(_COMPARISONS, request, tables.reshape(-1, CLASSES**2) % np.uint8(self.wins))
 
-    def offer_homes(self, zero: FirstSilo, request: bytes) -> bytes:
+    def offer_primary_silos(self, zero: FirstSilo, request: bytes) -> bytes:
         """Answer, as silo 0, whether each silo has won against all others, masked by θ: once in a session.
 
         Args:
             zero: silo 0.
-            request: of `ask_homes`.
+            request: of `ask_primary_silos`.
         """
         shares, masks = self.unpack(zero.silo.shares()), self._win_masks(zero.silo)
         # The silos' share of the wins of each silo: r where it stands first in the pair, −r where it stands second.
@@ -151,7 +151,7 @@ class HomeParameters(ShareParameters):
             own[j, :, 0] -= masked
         total = (np.arange(self.wins, dtype=np.uint8) + own) % np.uint8(self.wins)
         tables = (total == self.silos - 1) ^ shares[:, :, None]
-        return zero.offer(_HOMES, request, tables.reshape(-1, self.wins).astype(np.uint8))
+        return zero.offer(_PRIMARY_SILOS, request, tables.reshape(-1, self.wins).astype(np.uint8))
 
     def _class_masks(self, silo: SiloShares, place: int) -> Bytes:
         """Return ρ (U,) of silo `place`, uniform modulo the number of classes."""
@@ -173,14 +173,14 @@ class HomeParameters(ShareParameters):
         """
         require(
             masked.shape == (self.silos, self.users) and int(masked.max(initial=0)) < CLASSES,
-            f"Shares of homes: masked classes are not {self.silos} times {self.users} numbers below {CLASSES}; correct "
-            "them.",
+            f"Shares of primary silos: masked classes are not {self.silos} times {self.users} numbers below {CLASSES}; "
+            "correct them.",
             code="argument.value",
         )
         places = np.stack([masked[i] * np.uint8(CLASSES) + masked[j] for i, j in self.pairs])
         return Lookup.ask(server.receiver, _COMPARISONS, places.ravel(), CLASSES**2)
 
-    def ask_homes(self, server: ShareServer, comparisons: Bytes) -> Lookup:
+    def ask_primary_silos(self, server: ShareServer, comparisons: Bytes) -> Lookup:
         """Ask whether each silo has won against all others.
 
         Args:
@@ -192,10 +192,10 @@ class HomeParameters(ShareParameters):
         for opened, (i, j) in zip(comparisons.reshape(-1, self.users), self.pairs, strict=True):
             won[i] += opened
             won[j] += 1 - opened
-        return Lookup.ask(server.receiver, _HOMES, (won % np.uint8(self.wins)).ravel(), self.wins)
+        return Lookup.ask(server.receiver, _PRIMARY_SILOS, (won % np.uint8(self.wins)).ravel(), self.wins)
 
     def pack(self, opened: Bytes) -> Words:
-        """Return the server's words η (U,) from the bits that it opened of the homes, (S·U, 1)."""
+        """Return the server's words η (U,) from the bits that it opened of the primary silos, (S·U, 1)."""
         bits = opened.reshape(self.silos, self.users).astype(np.uint64)
         words: Words = (bits << np.arange(self.silos, dtype=np.uint64)[:, None]).sum(axis=0, dtype=np.uint64)
         return self.reduce(words)

@@ -1,4 +1,4 @@
-"""Attacks on a method, a configuration or a finished run: a rehearsal is played, and every adversary attacks it."""
+"""Attacks on a method, a configuration or a finished run: a canary run is made, and every adversary attacks it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from silodp.settings import Range, Whole, check_choice, check_value
 from silodp.text import shorten
 from silodp_audit.attack import canaries as hiding
 from silodp_audit.attack import counted
+from silodp_audit.attack.canary_run import CanaryRun, MakeParties, run_canaries
 from silodp_audit.attack.checks import check_whole_updates, compare_count, run_checks
 from silodp_audit.attack.evidence import Evidence, NoiseFamily, weigh_evidence
 from silodp_audit.attack.noise import NoiseTest
-from silodp_audit.attack.rehearsal import MakeParties, Rehearsal, rehearse
 from silodp_audit.attack.views import MAX_FEATURES, NotSeen, Observation, read_whole_updates
 from silodp_audit.report.attacks import EVALUATION, FORMAT
 
@@ -125,7 +125,7 @@ class AttackResult:
     """The result of an attack.
 
     Attributes:
-        spec: The digest of the run that was attacked; that of the rehearsal where a method was attacked alone.
+        spec: The digest of the run that was attacked; that of the canary run where a method was attacked alone.
         method, aggregator: Their names.
         unit: Who is protected.
         silos: The number of silos.
@@ -189,9 +189,9 @@ class Target:
         rounds: The number of rounds that are played.
         settings: The other arguments of `prepare_run`, without an evaluation.
         evaluation: The evaluation by sums of the run; None where it has none.
-        promises: What was promised, by adversary; None takes what the ledger of the rehearsal charges.
-        claimed_rounds: The number of rounds of the promise; None: those that the rehearsal charges.
-        spec: The digest of the run; "" takes that of the rehearsal.
+        promises: What was promised, by adversary; None takes what the ledger of the canary run charges.
+        claimed_rounds: The number of rounds of the promise; None: those that the canary run charges.
+        spec: The digest of the run; "" takes that of the canary run.
         untested: What else is not looked for, a sentence each.
     """
 
@@ -219,7 +219,7 @@ def attack_method(
     make_parties: MakeParties = Simulation,
     **settings: Any,
 ) -> AttackResult:
-    """Attack what a method and an aggregator promise, in a rehearsal on made-up units.
+    """Attack what a method and an aggregator promise, in a canary run on made-up units.
 
     Args:
         method: The method; a plug-in is attacked as the others are.
@@ -231,7 +231,7 @@ def attack_method(
         level: The probability that right code is called a violation, and that a test of its noise fails.
         evaluation: An evaluation by sums of counts; what it tells is tested too.
         make_parties: Makes the silos from federation and task, for tests of the attack.
-        settings: Other arguments of `silodp.train`: delta, accountant, budget, separate, seed.
+        settings: Other arguments of `silodp.train`: delta, accountant, budget, isolate_units, seed.
 
     Returns:
         A row for each adversary, tests of the noise, a verdict, and what was not looked for.
@@ -241,7 +241,9 @@ def attack_method(
     """
     names = tuple(f"silo-{place + 1}" for place in range(silos))
     target = Target(method, names, rounds, {"aggregator": aggregator, **settings}, evaluation)
-    return play(target, canaries=canaries, adversaries=adversaries, level=level, make_parties=make_parties)
+    return audit_run(
+        target, canaries=canaries, adversaries=adversaries, level=level, make_parties=make_parties
+    )
 
 
 _TOO_MANY_SILOS = (
@@ -251,17 +253,17 @@ PRIVATE_WEIGHTS = (
     "private weights at their worst: canaries have one record in one silo, so a silo sees half of what it was charged "
     "for, and weights n/(n + 1) move sums half as far as was charged."
 )
-HOMES_THAT_MOVE = (
-    "rows that move from one home to another: canaries have records in one silo alone, so a silo sees half of what it "
-    "was charged for."
+PRIMARY_SILOS_THAT_MOVE = (
+    "rows that move from one primary silo to another: canaries have records in one silo alone, so a silo sees half of "
+    "what it was charged for."
 )
 _UNTESTED_WEIGHTS: Mapping[WeightRule | None, tuple[str, ...]] = {
     "shares": (PRIVATE_WEIGHTS,),
-    "home": (HOMES_THAT_MOVE,),
+    "primary_silo": (PRIMARY_SILOS_THAT_MOVE,),
 }
 
 
-def play(
+def audit_run(
     target: Target,
     *,
     canaries: int = 1500,
@@ -269,7 +271,7 @@ def play(
     level: float = 0.05,
     make_parties: MakeParties = Simulation,
 ) -> AttackResult:
-    """Play a rehearsal of a target, and of an evaluation where it has any, and attack them as each adversary.
+    """Make a canary run of a target, and of an evaluation where it has any, and attack them as each adversary.
 
     See `attack_method`.
     """
@@ -279,15 +281,15 @@ def play(
     for adversary in adversaries:
         check_choice("adversary", adversary, ADVERSARIES)
     if target.evaluation is None:
-        return _play_rounds(target, canaries, adversaries, level, make_parties)
+        return _audit_rounds(target, canaries, adversaries, level, make_parties)
     _check_evaluation(target.evaluation)
     if counted.count_canaries(target.evaluation, len(target.names)) < counted.LEAST_CANARIES:
-        result = _play_rounds(target, canaries, adversaries, level, make_parties)
+        result = _audit_rounds(target, canaries, adversaries, level, make_parties)
         return replace(result, untested=(*result.untested, _TOO_MANY_SILOS))
     # Half of the level for each, so that right code is called wrong as seldom as was asked for.
     part = level / 2
-    result = _play_rounds(target, canaries, adversaries, part, make_parties)
-    evaluated = play_evaluation(
+    result = _audit_rounds(target, canaries, adversaries, part, make_parties)
+    evaluated = audit_evaluation(
         target, canaries=canaries, adversaries=adversaries, level=part, make_parties=make_parties
     )
     return replace(result, level=level, noise=(*result.noise, *_list_evaluation_tests(evaluated)))
@@ -303,7 +305,7 @@ def _check_evaluation(evaluation: Series) -> None:
     )
 
 
-def _play_rounds(
+def _audit_rounds(
     target: Target,
     canaries: int,
     adversaries: Sequence[Adversary],
@@ -314,7 +316,7 @@ def _play_rounds(
     method, silos = target.method, len(target.names)
     placement = hiding.choose_placement(method, _list_method_events(target), silos)
     if placement.kind == "whole update":
-        return _play_whole_updates(target, placement, canaries, adversaries, level, make_parties)
+        return _audit_whole_updates(target, placement, canaries, adversaries, level, make_parties)
     features = min(silos * target.rounds, MAX_FEATURES)
     directions = hiding.choose_directions(canaries, features, placement)
     cells = replace(directions, dense=0)
@@ -326,11 +328,11 @@ def _play_rounds(
     else:
         made = hiding.make_canaries(directions, placement, target.names, _find_least_records(method))
     spec = _prepare(target, made.federation, made.task)
-    rehearsal = rehearse(spec, make_parties(made.federation, made.task))
-    return _attack(target, made, rehearsal, adversaries, level)
+    canary_run = run_canaries(spec, make_parties(made.federation, made.task))
+    return _attack(target, made, canary_run, adversaries, level)
 
 
-def play_evaluation(
+def audit_evaluation(
     target: Target,
     *,
     canaries: int = 1500,
@@ -359,24 +361,24 @@ def play_evaluation(
     )
     settings = {**target.settings, "evaluation": evaluation, "budget": None}
     spec = _prepare(replace(target, rounds=1, settings=settings), made.federation, made.task)
-    rehearsal = rehearse(spec, make_parties(made.federation, made.task)).of_series(evaluation.name)
+    canary_run = run_canaries(spec, make_parties(made.federation, made.task)).of_series(evaluation.name)
     one = replace(target, rounds=1, claimed_rounds=None, promises=None, spec="", untested=())
-    return _attack(one, made, rehearsal, adversaries, level)
+    return _attack(one, made, canary_run, adversaries, level)
 
 
 def _attack(
     target: Target,
     made: hiding.Canaries,
-    rehearsal: Rehearsal,
+    canary_run: CanaryRun,
     adversaries: Sequence[Adversary],
     level: float,
 ) -> AttackResult:
-    observation = Observation(rehearsal, made, rehearsal.spec.round_events())
-    promises = target.promises or find_promises(rehearsal.charges, rehearsal)
+    observation = Observation(canary_run, made, canary_run.spec.round_events())
+    promises = target.promises or find_promises(canary_run.charges, canary_run)
     rows = _judge(observation, promises, adversaries, level)
     noise, gaps = run_checks(observation, level)
     directions = made.directions
-    return _summarize(target, rehearsal, directions.size, len(directions.members), rows, noise, gaps, level)
+    return _summarize(target, canary_run, directions.size, len(directions.members), rows, noise, gaps, level)
 
 
 def _list_evaluation_tests(result: AttackResult) -> list[NoiseTest]:
@@ -417,18 +419,18 @@ def _prepare(target: Target, federation: Any, task: Any) -> RunSpec:
         raise
 
 
-def find_promises(charges: ChargeCounts, rehearsal: Rehearsal) -> dict[Adversary, Promise]:
-    """Return what the ledger of a rehearsal promises."""
+def find_promises(charges: ChargeCounts, canary_run: CanaryRun) -> dict[Adversary, Promise]:
+    """Return what the ledger of a canary run promises."""
     found = {}
     for adversary, events in charges.charged.items():
         cost = charges.compute_cost(adversary)
         found[adversary] = Promise(
-            tuple(events.items()), cost.epsilon, cost.reason or "", rehearsal.spec.accountant.name
+            tuple(events.items()), cost.epsilon, cost.reason or "", canary_run.spec.accountant.name
         )
     return found
 
 
-def _play_whole_updates(
+def _audit_whole_updates(
     target: Target,
     placement: hiding.Placement,
     canaries: int,
@@ -445,7 +447,7 @@ def _play_whole_updates(
     for inside in (True, False):
         federation, task = hiding.make_targets(target.names, inside, placement), hiding.make_task(2)
         spec = _prepare(many, federation, task)
-        played.append(rehearse(spec, make_parties(federation, task)))
+        played.append(run_canaries(spec, make_parties(federation, task)))
     charges = played[0].charges
     once = {adversary: dict.fromkeys(events, 1) for adversary, events in charges.charged.items()}
     charges = replace(charges, charged=once, reported={})
@@ -458,7 +460,7 @@ def _play_whole_updates(
             rows.append(_make_unseen(adversary, promises[adversary], spec.delta, str(unseen)))
             continue
         parts = {"likelihood": (scores[0][:, 0], scores[1][:, 0])}
-        reason = "one round, of which every round of the rehearsal is a trial"
+        reason = "one round, of which every round of the canary run is a trial"
         rows.append(
             judge_scores(
                 adversary, parts, promises[adversary], spec.delta, level, len(adversaries), reason, spec.seed
@@ -495,14 +497,14 @@ def _judge(
         _, conditioned = observation.condition(adversary)
         reason = ""
         if promise is not None and promise.epsilon is not None and conditioned is not None:
-            spec = observation.rehearsal.spec
+            spec = observation.canary_run.spec
             stated = promise.epsilon
             accountant = choose_accountant(event for event, _ in conditioned)
             cost = compute_cost(conditioned, spec.noise_delta, accountant)
             promise = Promise(tuple(conditioned), cost.epsilon, "", accountant.name)
             reason = f"the rounds that the silo joined; before its coins fell, ε was {stated:.4g}"
         if isinstance(scores, str):
-            rows.append(_make_unseen(adversary, promise, observation.rehearsal.spec.delta, scores))
+            rows.append(_make_unseen(adversary, promise, observation.canary_run.spec.delta, scores))
             continue
         parts = {
             name: (score[directions.members], score[directions.outsiders]) for name, score in scores.items()
@@ -512,11 +514,11 @@ def _judge(
                 adversary,
                 parts,
                 promise,
-                observation.rehearsal.spec.delta,
+                observation.canary_run.spec.delta,
                 level,
                 tests,
                 reason,
-                observation.rehearsal.spec.seed,
+                observation.canary_run.spec.seed,
             )
         )
     return tuple(rows)
@@ -543,7 +545,7 @@ def judge_scores(
     has_guarantee = promise is not None and promise.epsilon is not None
     family = None if promise is None else promise.family
     claim = None if promise is None else promise.compute_trade_off(delta)
-    random = np.random.default_rng(seed)  # pairs scores; with the seed of a rehearsal it pairs them alike
+    random = np.random.default_rng(seed)  # pairs scores; with the seed of a canary run it pairs them alike
     found: dict[str, Evidence] = {}
     for name, (members, others) in scores.items():
         if not _tells_apart(np.concatenate([members, others])):
@@ -578,7 +580,7 @@ def _tells_apart(scores: Array) -> bool:
 
 def _summarize(
     target: Target,
-    rehearsal: Rehearsal,
+    canary_run: CanaryRun,
     dimensions: int,
     canaries: int,
     rows: tuple[Row, ...],
@@ -596,10 +598,13 @@ def _summarize(
             f"nothing of this run could be attacked ({rows[0].reason}): name another adversary or another method.",
             code="attack.nothing_seen",
         )
-    spec, charged, played = rehearsal.spec, rehearsal.charges.rounds, len(rehearsal.updates)
+    spec, charged, played = canary_run.spec, canary_run.charges.rounds, len(canary_run.updates)
     noise = (*noise, compare_count("charged rounds", charged, played))
-    if rehearsal.sums is not None and spec.method.releases_model:
-        noise = (*noise, compare_count("models made of sums", rehearsal.count_steps(rehearsal.sums), played))
+    if canary_run.sums is not None and spec.method.releases_model:
+        noise = (
+            *noise,
+            compare_count("models made of sums", canary_run.count_steps(canary_run.sums), played),
+        )
     claimed = charged if target.claimed_rounds is None else target.claimed_rounds
     few = f"only {played} of {claimed} rounds were played: a wrong count of rounds was not looked for."
     return AttackResult(

@@ -1,9 +1,9 @@
-"""The part of a model that is a silo's own: trained further on its records after a run, and kept there.
+"""A silo's head of a model: trained further on its records after a run, and kept there.
 
 It is a scale and a shift of the outputs, and parameters that the silo names. What is shared is not changed by it, and
 so neither is ε. It must not be trained during the run, in turn with the shared parameters (Pillutla et al. 2022,
 "Federated Learning with Partial Model Personalization"): the updates of all persons of a silo would then depend on
-everyone whom its part was trained on, and one person would move a sum by many clips (tests/attacks/test_own_parts.py).
+everyone whom its head was trained on, and one person would move a sum by many clips (tests/attacks/test_silo_heads.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDS = 5
 DEFAULT_LOCAL = LocalTraining(learning_rate=0.05, epochs=60, batch_size=16)
 """The hyperparameters of SGD; `epochs` is the most that is tried."""
 STATEMENT = (
-    "The own part was trained without noise, and may tell of the persons whose records it was trained on: keep it, and "
+    "The head was trained without noise, and may tell of the persons whose records it was trained on: keep it, and "
     "what is predicted with it, where these records are. ε is about the shared model alone."
 )
 RECALIBRATED = (
@@ -46,15 +46,15 @@ _SCALE, _SHIFT, _LIMITS = "outputs.scale", "outputs.shift", "outputs.limits"
 
 
 @dataclass(frozen=True)
-class OwnPart:
-    """A part that goes with the model of a run: a silo's own, which is private, or a recalibration.
+class SiloHead:
+    """A head that goes with the model of a run: a silo's, which is private, or a recalibration.
 
     Attributes:
         run: The id of the run.
-        weights: SHA-256 (hex) of the shared model.safetensors, which the part belongs to.
+        weights: SHA-256 (hex) of the shared model.safetensors, which the head belongs to.
         epochs: The passes over the silo's records; 0 where they did not help persons who were left out.
         tensors: Its parameters, by name.
-        about: What the part may tell, and of whom.
+        about: What the head may tell, and of whom.
     """
 
     run: str
@@ -66,8 +66,8 @@ class OwnPart:
     @classmethod
     def of_recalibration(
         cls, run: str, weights: str, scale: float, shift: float, limits: tuple[float, float] | None = None
-    ) -> OwnPart:
-        """Return the part that multiplies the logit of two classes and adds a shift.
+    ) -> SiloHead:
+        """Return the head that multiplies the logit of two classes and adds a shift.
 
         Args:
             run: The id of the run.
@@ -92,9 +92,9 @@ class OwnPart:
         parameters: Sequence[str],
         local: LocalTraining | None,
         seed: int | None,
-    ) -> OwnPart:
-        """Return the part of a silo; run and weights as in the class, the rest as for `train_own_part`."""
-        tensors, epochs = train_own_part(model, loss, records, parameters, local or DEFAULT_LOCAL, seed)
+    ) -> SiloHead:
+        """Return the head of a silo; run and weights as in the class, the rest as for `train_silo_head`."""
+        tensors, epochs = train_silo_head(model, loss, records, parameters, local or DEFAULT_LOCAL, seed)
         return cls(run, weights, epochs, tensors)
 
     @property
@@ -108,7 +108,7 @@ class OwnPart:
         return save_tensors({name: one.contiguous() for name, one in self.tensors.items()}, about)
 
     @classmethod
-    def read(cls, path: str) -> OwnPart:
+    def read(cls, path: str) -> SiloHead:
         """Read what `to_bytes` gave.
 
         Raises:
@@ -120,45 +120,45 @@ class OwnPart:
             tensors = load_tensors(Path(path).read_bytes())
             if not {_SCALE, _SHIFT} <= tensors.keys():
                 raise ValueError("it lacks scale or shift")
-            # No other text: what is printed of a part must not come from a file.
+            # No other text: what is printed of a head must not come from a file.
             stated = RECALIBRATED if about["about"] == RECALIBRATED else STATEMENT
             return cls(about["run"], about["weights"], int(about["epochs"]), tensors, stated)
         except FileNotFoundError:
             raise SilodpError(
                 f"{path} is missing: make it with `silodp fine-tune` or `silodp recalibrate`.",
                 code="bundle.missing",
-                field="own",
+                field="head",
             ) from None
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise SilodpError(
-                f"{path} is no own part of a model ({type(error).__name__}): make it with `silodp fine-tune` or "
+                f"{path} is no silo's head of a model ({type(error).__name__}): make it with `silodp fine-tune` or "
                 "`silodp recalibrate`.",
                 code="bundle.damaged",
-                field="own",
+                field="head",
             ) from None
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Return a copy of the shared model with this part.
+        """Return a copy of the shared model with this head.
 
         Raises:
-            SilodpError: the part has other parameters than the model (code bundle.mixed).
+            SilodpError: the head has other parameters than the model (code bundle.mixed).
         """
         size, of_second = self.tensors[_SHIFT].numel(), self.about == RECALIBRATED
-        own = _OwnOutputs(copy.deepcopy(model), size, of_second)
-        parameters = dict(own.named_parameters())
+        fitted = _HeadOutputs(copy.deepcopy(model), size, of_second)
+        parameters = dict(fitted.named_parameters())
         for name, tensor in self.tensors.items():
             place = parameters.get(name)
             if place is not None and self.about == RECALIBRATED:
                 tensor = tensor.to(place.dtype)  # a few numbers, made without the model
             if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
                 raise SilodpError(
-                    f"the own part has '{name}', {tuple(tensor.shape)} of {tensor.dtype}, and the model has no such "
+                    f"the head has '{name}', {tuple(tensor.shape)} of {tensor.dtype}, and the model has no such "
                     "parameter: use it with the model that it was trained on.",
                     code="bundle.mixed",
-                    field="own",
+                    field="head",
                 )
             place.data.copy_(tensor)
-        return own.eval()
+        return fitted.eval()
 
 
 class _Outputs(nn.Module):
@@ -169,7 +169,7 @@ class _Outputs(nn.Module):
         self.of_second = of_second
         self.scale = nn.Parameter(like.new_ones(()))
         self.shift = nn.Parameter(like.new_zeros(size))
-        if of_second:  # no logit is beyond the limit of a part that has none
+        if of_second:  # no logit is beyond the limit of a head that has none
             self.limits = nn.Parameter(like.new_tensor([torch.inf, 1.0]), requires_grad=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class _Outputs(nn.Module):
         return drawn * logit.sign()
 
 
-class _OwnOutputs(nn.Module):
+class _HeadOutputs(nn.Module):
     """A model, and what is done to its outputs."""
 
     def __init__(self, model: nn.Module, size: int, of_second: bool = False) -> None:
@@ -207,7 +207,7 @@ class _OwnOutputs(nn.Module):
         return found
 
 
-def train_own_part(
+def train_silo_head(
     model: nn.Module,
     loss: Loss,
     records: tuple[Any, NDArray[Any], NDArray[np.int64]],
@@ -215,7 +215,7 @@ def train_own_part(
     local: LocalTraining = DEFAULT_LOCAL,
     seed: int | None = None,
 ) -> tuple[dict[str, Tensor], int]:
-    """Train a silo's own part of a model, for as many epochs as helps persons who are left out.
+    """Train a silo's head of a model, for as many epochs as helps persons who are left out.
 
     How many epochs are best is found by cross-validation over the persons of the silo, so a silo whose records add
     nothing keeps the shared model, or moves it little. No noise is added.
@@ -229,7 +229,7 @@ def train_own_part(
         seed: The seed of folds and batches; None draws one.
 
     Returns:
-        The parameters of the part by name, and the epochs.
+        The parameters of the head by name, and the epochs.
 
     Raises:
         SilodpError: fewer than two persons, a pattern that fits no parameter, or the model or loss cannot be trained.
@@ -240,7 +240,7 @@ def train_own_part(
     persons, number = np.unique(user, return_inverse=True)
     if len(persons) < 2:
         raise SilodpError(
-            f"the records are of {pluralize(len(persons), 'person')}: a part of the model is trained on those of two "
+            f"the records are of {pluralize(len(persons), 'person')}: a head of the model is trained on those of two "
             "or more, and tried on persons whom it was not trained on.",
             code="data.no_records",
         )
@@ -266,7 +266,7 @@ def train_own_part(
 def _build_task(
     model: nn.Module, loss: Loss, parameters: Sequence[str], example: Any, y: NDArray[Any]
 ) -> Task:
-    """Return a task whose trainable parameters are the own part, at the values of the shared model."""
+    """Return a task whose trainable parameters are the head, at the values of the shared model."""
     model = copy.deepcopy(model)
     chosen = _find_parameters(model, parameters)
     for name, parameter in model.named_parameters():
@@ -279,8 +279,8 @@ def _build_task(
         )
     # Where one logit decides in every place, the first dimension of an output is one of places.
     is_logit = y.dtype.kind == "i" and tuple(outputs.shape[1:]) == y.shape[1:]
-    own = _OwnOutputs(model, 1 if is_logit or outputs.dim() == 1 else outputs.shape[1])
-    return Task(own, loss, pretrained=True)
+    fitted = _HeadOutputs(model, 1 if is_logit or outputs.dim() == 1 else outputs.shape[1])
+    return Task(fitted, loss, pretrained=True)
 
 
 def _find_parameters(model: nn.Module, patterns: Sequence[str]) -> set[str]:

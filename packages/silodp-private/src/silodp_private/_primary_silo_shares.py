@@ -1,4 +1,4 @@
-"""Shares of every person's home between the server and the silos; nobody learns a count, or who is at home where.
+"""Shares of every person's primary silo between server and silos; nobody learns a count, or whose it is.
 
 Set-up: masked classes of counts to the server, then two lookups in silo 0's tables.
 
@@ -22,22 +22,22 @@ from silodp.wire.schemas import Array, MessageSchema, MessageType, is_digest
 from silodp_private._private_sampling import OtServer, blame_silo
 from silodp_private._private_weights import PrivateWeighting
 from silodp_private._weight_shares import ServerShares, SharedWeightsSilo, base_type, lookup_type
-from silodp_private.crypto.homes import CLASSES, HomeParameters
+from silodp_private.crypto.primary_silos import CLASSES, PrimarySiloParameters
 from silodp_private.crypto.shares import ShareServer
 
 
-def home_parameters(spec: RunSpec, session: bytes) -> HomeParameters:
+def primary_silo_parameters(spec: RunSpec, session: bytes) -> PrimarySiloParameters:
     """Return the public constants of the shares in a session."""
-    return HomeParameters(session, spec.population.users, spec.population.silos)
+    return PrimarySiloParameters(session, spec.population.users, spec.population.silos)
 
 
 @dataclass(frozen=True)
-class HomeServerShares(ServerShares):
-    """The server's shares of homes: bit s of a word is of silo s."""
+class PrimarySiloServerShares(ServerShares):
+    """The server's shares of primary silos: bit s of a word is of silo s."""
 
-    def parameters(self, session: bytes) -> HomeParameters:
+    def parameters(self, session: bytes) -> PrimarySiloParameters:
         """Return the public constants of the shares in a session."""
-        return home_parameters(self.spec, session)
+        return primary_silo_parameters(self.spec, session)
 
     def exchange(self, info: SessionInfo, server: ShareServer) -> Words:
         """Collect masked classes; look up who wins each pair, and who has won against all."""
@@ -51,24 +51,28 @@ class HomeServerShares(ServerShares):
         pairs = parameters.ask_comparisons(server, masked)
         answer = offers.ask(info, "comparisons", request=pairs.message)
         won = blame_silo(self.spec.names[0], lambda: pairs.entries(answer.blobs["answer"], 1))
-        homes = parameters.ask_homes(server, won)
-        answer = offers.ask(info, "homes", request=homes.message)
+        primary = parameters.ask_primary_silos(server, won)
+        answer = offers.ask(info, "primary silos", request=primary.message)
         return parameters.pack(
-            blame_silo(self.spec.names[0], lambda: homes.entries(answer.blobs["answer"], 1))
+            blame_silo(self.spec.names[0], lambda: primary.entries(answer.blobs["answer"], 1))
         )
 
 
-class HomeSilo(SharedWeightsSilo):
-    """A silo's side of shares of homes."""
+class PrimarySharesSilo(SharedWeightsSilo):
+    """A silo's side of shares of primary silos."""
 
     def __init__(self, aggregator: PrivateWeighting, spec: RunSpec, context: SiloContext) -> None:
         super().__init__(aggregator, spec, context)
-        answered = {"masked classes": self._classes, "comparisons": self._comparisons, "homes": self._homes}
-        self.handlers = {**self.handlers, **answered}
+        self.handlers = {
+            **self.handlers,
+            "masked classes": self._classes,
+            "comparisons": self._comparisons,
+            "primary silos": self._primary_silos,
+        }
 
-    def share_parameters(self, session: Session) -> HomeParameters:
+    def share_parameters(self, session: Session) -> PrimarySiloParameters:
         """Return the public constants of the shares in a session."""
-        return home_parameters(self._spec, session.transcript)
+        return primary_silo_parameters(self._spec, session.transcript)
 
     def _classes(self, request: Message) -> Message:
         session = self._member.session_of(request)
@@ -80,18 +84,18 @@ class HomeSilo(SharedWeightsSilo):
         parameters = self.share_parameters(self._member.session_of(request))
         return self.offer_tables(request, parameters.offer_comparisons)
 
-    def _homes(self, request: Message) -> Message:
+    def _primary_silos(self, request: Message) -> Message:
         parameters = self.share_parameters(self._member.session_of(request))
-        return self.offer_tables(request, parameters.offer_homes)
+        return self.offer_tables(request, parameters.offer_primary_silos)
 
 
-def home_types(spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
-    """Return the messages of the set-up of homes; silo 0, the first, is asked more than the others."""
-    parameters, users = home_parameters(spec, bytes(32)), spec.population.users
+def primary_silo_types(spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
+    """Return the messages of the set-up of primary silos; silo 0, the first, is asked more than the others."""
+    parameters, users = primary_silo_parameters(spec, bytes(32)), spec.population.users
     masked = MessageSchema(arrays={"masked": Array("uint8", (users,))})
     classes = MessageType("masked classes", MessageSchema({"session": is_digest}), masked)
     if not is_first:
         return (classes,)
     comparisons = lookup_type("comparisons", users * len(parameters.pairs), CLASSES**2, width=1)
-    homes = lookup_type("homes", users * parameters.silos, parameters.wins, width=1)
-    return base_type(), classes, comparisons, homes
+    primary = lookup_type("primary silos", users * parameters.silos, parameters.wins, width=1)
+    return base_type(), classes, comparisons, primary

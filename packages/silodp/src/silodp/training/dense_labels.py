@@ -1,4 +1,4 @@
-"""Records with a class for each of many places: pixels, voxels or tokens.
+"""Dense labels: a class for each of many places of a record, pixels, voxels or tokens.
 
 However many places a record has, it stays one record: its loss is a mean over its places, and in a count every place
 adds its share of 1. A place without a label (−100) is in neither.
@@ -22,12 +22,12 @@ MOST_CLASSES = 20
 vocabulary, right and wrong places are, and how probable the right classes were: every count has noise of its own."""
 
 
-def has_places(targets: Tensor) -> bool:
+def has_dense_labels(targets: Tensor) -> bool:
     """Return whether targets are class numbers (n, ...) of places; several yes/no labels (n, k) are real numbers."""
     return targets.dim() > 1 and not targets.is_floating_point()
 
 
-def flatten_places(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def flatten_dense_labels(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs and class numbers with all places of a record in one dimension.
 
     Args:
@@ -84,7 +84,7 @@ def count_classes(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if targets.dim() == 1:  # a record is one place
         outputs, targets = outputs.unsqueeze(-1), targets.unsqueeze(-1)
-    logits, true = flatten_places(outputs, targets)
+    logits, true = flatten_dense_labels(outputs, targets)
     classes = logits.shape[1] if logits.dim() == 3 else 2
     if bool((true >= classes).any()):
         raise SilodpError(
@@ -116,7 +116,7 @@ def average_log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         SilodpError: outputs and targets do not have the same places.
     """
-    logits, true = flatten_places(outputs, targets)
+    logits, true = flatten_dense_labels(outputs, targets)
     if logits.dim() == 2:
         logits = torch.stack([torch.zeros_like(logits), logits], 1)
     return average_places(compute_log_losses(logits.double(), true), true, "labeled")

@@ -1,1 +1,0 @@
-"""A part of the model that stays in the silo."""

@@ -1,0 +1,1 @@
+"""A silo's head of the model."""

@@ -1,0 +1,225 @@
+"""One column of a table as its distinct cells, and the refusals of a table.
+
+Rules look at distinct cells, never at rows: most columns have few different texts, and a table of millions of rows is
+then read in seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from silodp.data.identity.spellings import MISSING
+from silodp.data.tables._cells import Strings, parse_numbers, read_distinct, shorten_whole
+from silodp.data.tables.columns import Reader, text_of
+from silodp.errors import SilodpError
+from silodp.text import pluralize
+
+_log = logging.getLogger(__name__)
+
+_MAX_FAULTS = 20
+"""The most faults that a message lists."""
+AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
+
+
+@dataclass
+class Refusals:
+    """What is refused in one table: raised at once, or collected into one error.
+
+    Attributes:
+        path: the path of the file.
+        is_fixed: whether the schema is that of a trained model, so that only the table can be corrected.
+    """
+
+    path: Path
+    is_fixed: bool = False
+    _faults: list[SilodpError] | None = field(default=None, init=False, repr=False)
+    _faulty_rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Raise what is refused inside as one error at the end; what is computed from refused cells has no meaning.
+
+        Raises:
+            SilodpError: a cell was refused; code and field are those of the first fault.
+        """
+        self._faults, self._faulty_rows = [], {}
+        try:
+            # Refused cells go on through the arithmetic, so that the faults of later columns are found as well.
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield
+        except Exception as error:
+            if not self._faults:
+                raise
+            if isinstance(error, SilodpError):  # others may follow from cells that are refused
+                self._faults.append(error)
+        finally:
+            found, self._faults = self._faults, None
+        if found:
+            raise join_faults(self.path, found)
+
+    def refuse(self, cells: Cells, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
+        """Raise for the bad rows (n,) of a column, or note them; a row is reported once for each column."""
+        known = self._faulty_rows.get(cells.column, np.zeros_like(bad))
+        rows = bad if self._faults is None else bad & ~known
+        if not rows.any():
+            return
+        row, others = int(np.argmax(rows)), int(rows.sum()) - 1
+        more = f" (wrong in {pluralize(others, 'other row')}, too)" if others else ""
+        fault = SilodpError(
+            f"{self.path}: column {cells.name!r} is {short(cells.texts[cells.rows[row]])} in data row {row + 1}{more}, "
+            f"which {why}; {remedy}",
+            code="data.value",
+            field=cells.column,
+        )
+        if self._faults is None:
+            raise fault
+        self._faults.append(fault)
+        self._faulty_rows[cells.column] = bad | known
+
+    def has_refused(self, column: str) -> bool:
+        """Return whether a row of a column was noted."""
+        return column in self._faulty_rows
+
+
+def join_faults(path: Path, faults: list[SilodpError]) -> SilodpError:
+    """Return one error about the first faults of a table."""
+    if len(faults) == 1:
+        return faults[0]
+    # The path stands once, before the list.
+    shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MAX_FAULTS]]
+    listed = "; ".join(f"({number}) {text}" for number, text in enumerate(shown, start=1))
+    more = f"; and {len(faults) - len(shown):,} more" if len(faults) > len(shown) else ""
+    return SilodpError(
+        f"{path}: {len(faults):,} faults: {listed}{more}", code=faults[0].code, field=faults[0].field
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The distinct cells of one column, and which row has which.
+
+    A rule computes something for each distinct cell, (d,) or (d, k), and `expand` gives it to the rows.
+
+    Attributes:
+        column: the name of the column in the schema.
+        name: its name in the table.
+        texts: (d,) the distinct cells as text, stripped and in Unicode's form NFC; "" where a cell is empty.
+        is_text, is_date: (d,) bool, whether a cell is a text or a date in the file; in a text file all are texts. A
+            text and a date of one spelling are two distinct cells.
+        rows: (n,) int64, the position of each row's cell in `texts`.
+        reader: how the file is written.
+        refusals: what is refused in this table.
+        role: what the column is for; "number" is a time or a budget.
+        is_number: whether a listed missing code also counts where it is written as another spelling of the number.
+        out_of_range: what is done with a number outside its public range.
+    """
+
+    column: str
+    name: str
+    texts: Strings = field(repr=False)
+    is_text: NDArray[np.bool_] = field(repr=False)
+    is_date: NDArray[np.bool_] = field(repr=False)
+    rows: NDArray[np.int64] = field(repr=False)
+    reader: Reader
+    refusals: Refusals
+    role: Literal["feature", "label", "number", "other"] = "other"
+    is_number: bool = False
+    out_of_range: Literal["refuse", "clip"] = "refuse"
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self.refusals.path
+
+    def expand(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values of the distinct cells, (d, ...), as values of the rows, (n, ...)."""
+        return values[self.rows]
+
+    def map(self, function: Callable[[str], Any], kind: type) -> NDArray[Any]:
+        """Return (d,) results of a function of each text."""
+        return np.array([function(text) for text in self.texts], dtype=kind)
+
+    def mark(self, test: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return (d,) bool, True where a test holds for the text."""
+        return self.map(lambda text: bool(test(text)), bool)
+
+    def refuse(self, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
+        """Refuse the rows of bad cells (d,).
+
+        Args:
+            bad: which distinct cells are refused.
+            why: what is wrong with them, as the end of "... is 'x' in data row 3, which".
+            remedy: what to do.
+
+        Raises:
+            SilodpError: a row has such a cell (code data.value), at once or when all faults are collected.
+        """
+        if bad.any():
+            self.refusals.refuse(self, self.expand(bad), why, remedy)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a row was refused, so that what is computed has no meaning."""
+        return self.refusals.has_refused(self.column)
+
+    def advise(self, remedy: str, fixed: str = AS_TRAINED) -> str:
+        """Return a remedy that changes the schema, or `fixed` where a trained model fixes the schema."""
+        return fixed if self.refusals.is_fixed else remedy
+
+    def find_first(self, bad: NDArray[np.bool_]) -> int:
+        """Return the position in `texts` of the cell of the first row that has one of the bad cells (d,)."""
+        return int(self.rows[np.argmax(self.expand(bad))])
+
+    @cached_property
+    def is_missing(self) -> NDArray[np.bool_]:
+        """(d,) bool, True where a cell stands for no value: by its text, in columns of numbers by its number."""
+        listed = {shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
+        texts = MISSING | listed
+        found = self.mark(lambda text: shorten_whole(text, self.reader).lower() in texts)
+        if self.reader.missing and self.is_number:
+            codes = np.array([text.strip() for text in self.reader.missing], dtype=object)
+            # As numbers, too: a listed -9 may be written -9.0 or, with a decimal comma, -9,00.
+            found |= np.isin(self._parse(), parse_numbers(codes, self.reader.decimal))
+        if found.all() and self.role == "feature":
+            _log.warning(
+                "%s: column %r has no value in any row: a model cannot learn from it", self.path, self.column
+            )
+        return found
+
+    def parse_numbers(self) -> NDArray[np.float64]:
+        """Return (d,) numbers, NaN where a cell is missing or no number."""
+        values = self._parse()
+        # Also where a number such as -9 is declared to stand for no value.
+        values[self.is_missing] = np.nan
+        return values
+
+    def _parse(self) -> NDArray[np.float64]:
+        """Return (d,) numbers, those of text by the decimal mark of the file, NaN where the text is no number."""
+        values = parse_numbers(self.texts, ".")
+        if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
+            values[self.is_text] = parse_numbers(self.texts[self.is_text], self.reader.decimal)
+        return values
+
+
+def read_column(cells: pd.Series[Any], path: Path, decimal: str) -> tuple[Strings, Any, Any, Any]:
+    """Return the fields `texts`, `is_text`, `is_date` and `rows` of a column's `Cells`.
+
+    Raises:
+        SilodpError: a cell is no text and no number.
+    """
+    texts, values, rows = read_distinct(cells, path, decimal)
+    is_text = np.array([isinstance(value, str) for value in values], dtype=bool)
+    is_date = np.array([isinstance(value, date) for value in values], dtype=bool)
+    return texts, is_text, is_date, rows
