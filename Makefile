@@ -69,7 +69,7 @@ test-pretrained: $(DEVELOPED)
 test-fuzz: $(DEVELOPED)
 	SILODP_MUTANTS=100000 SILODP_DAMAGED=20000 SILODP_VALUES=5 $(PYTEST) -m "slow or not slow" \
 	  packages/silodp-private/tests/attacks/test_fuzz.py tests/end_to_end/test_damaged_files.py \
-	  packages/silodp-budgets/tests/end_to_end/test_any_value.py
+	  tests/end_to_end/test_any_value.py
 
 # With the newest versions that pyproject.toml allows, for example: make test-newest PYTHON=python3.13
 test-newest:

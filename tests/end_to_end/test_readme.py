@@ -152,6 +152,15 @@ def test_command_lines_are_found() -> None:
     assert len(OF_EXAMPLES) >= 15
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Path) -> None:
+    config = load_config(example)
+    copy = tmp_path / "config.toml"
+    copy.write_text(config.config.to_toml())
+    assert load_config(copy) == config
+    assert load_config(copy).method == config.method
+
+
 @pytest.mark.parametrize("line", SHOWN + OF_EXAMPLES)
 def test_every_command_line_is_one(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist; a configuration that is there can be read, with what is set of it and with the methods named."""

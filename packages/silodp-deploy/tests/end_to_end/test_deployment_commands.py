@@ -226,15 +226,6 @@ def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_p
     assert "UldpAvg(" not in shown.err
 
 
-def test_who_accepts_reads_what_epsilon_assumes_of_the_server(tmp_path: Path) -> None:
-    """Under lattice no ε holds against a server that departs from the protocol: the operator learns it before."""
-    aggregator = 'aggregator = "lattice"\n[aggregation]\ncount_cap = 5\nattempts = 10\n'
-    config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
-    consortium = Consortium.load(make_parties(tmp_path, config) / "public")
-    lines = format_agreement(describe_agreement(consortium))
-    assert any(line.startswith("  assumes     the server is not malicious") for line in lines)
-
-
 def test_who_accepts_reads_all_that_the_report_will_ask_to_be_signed(tmp_path: Path) -> None:
     config = CONFIG.replace("seed = 1\n", 'aggregator = "masked"\n').replace(
         "clip =", "user_sampling = 0.5\nclip ="
@@ -251,19 +242,6 @@ def test_who_accepts_reads_all_that_the_report_will_ask_to_be_signed(tmp_path: P
     assert known is not None
     (line,) = [line for line in format_agreement(agreed) if line.startswith("  ε ")]
     assert f"({format_epsilon(known)} if it learns who was sampled)" in line
-
-
-@pytest.mark.parametrize(("bits", "is_told"), [(256, True), (3072, False)])
-def test_who_accepts_sees_that_a_key_is_for_tests(bits: int, is_told: bool, tmp_path: Path) -> None:
-    """Whoever factors it knows who was sampled, which the ε that is shown does not cover."""
-    aggregator = f'aggregator = "paillier"\n[aggregation]\ncount_cap = 5\nkey_bits = {bits}\n'
-    aggregator += f"insecure_for_tests = {str(is_told).lower()}\n"
-    config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
-    agreed = describe_agreement(Consortium.load(make_parties(tmp_path, config) / "public"))
-    lines = format_agreement(agreed)
-    assert f"    key bits: {bits}" in lines
-    assert "    count cap: 5" in lines
-    assert any(line.startswith("  assumes     FOR TESTS: a modulus of 256 bits") for line in lines) == is_told
 
 
 def test_a_silo_reads_its_table_by_the_mapping_that_all_have_accepted(tmp_path: Path) -> None:

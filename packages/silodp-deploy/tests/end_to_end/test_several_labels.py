@@ -294,16 +294,6 @@ def test_a_schema_whose_labels_do_not_fit_is_refused(given) -> None:
         Schema(user="u", numeric={"x": (0, 1)}, **given)
 
 
-def test_evaluation_by_sums_of_counts_is_refused_and_within_silos_measures() -> None:
-    federation = make_arrays("multilabel")
-    task = Task(nn.Linear(5, 2), binary_cross_entropy(), {"accuracy": accuracy})
-    with refused("evaluation.labels"):
-        sums = {"across": "sums", "noise_multiplier": 5.0}
-        prepare_run(federation.public(), task, METHOD, rounds=1, evaluation=sums)
-    local = prepare_run(federation.public(), task, METHOD, rounds=1, evaluation={"across": "local"})
-    assert [one.stated for one in local.series] == ["local"]
-
-
 @pytest.mark.parametrize(("labels", "values"), [("multilabel", {0.0, 1.0}), ("real", None)])
 def test_settings_are_tried_on_synthetic_labels_of_the_kind(labels, values) -> None:
     public = PublicData("toy", ("a", "b"), 50, (4,), labels, features=tuple("wxyz"), targets=3)

@@ -32,7 +32,6 @@ _PRELOAD = [
     "silodp.accounting.rdp",
     "silodp.aggregators.masked",
     "silodp.training.sgd.local",
-    "silodp_experiments.benchmarks.health",
     "httpcore",
     "scipy.stats",
     "torch.fx.experimental.proxy_tensor",

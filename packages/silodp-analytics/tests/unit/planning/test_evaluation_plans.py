@@ -6,8 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from silodp.data.public import PublicData
+from silodp.methods import UldpSgd
+from silodp.runtime.prepare import prepare_run
+from silodp.training.losses import binary_cross_entropy
+from silodp.training.metrics import accuracy
+from silodp.training.task import Task
 from support.commands import Silodp, assert_sentence
+from support.refusals import refused
 from support.tuned import configured, shrink_grid
 
 CODE = """
@@ -71,3 +79,14 @@ def test_metrics_that_sums_do_not_estimate_are_named_before_the_run(
     assert ran.status == 0, ran
     assert "local/checkpoint/silo_metrics" in ran.err
     assert "recall" in (Path("local") / "checkpoint" / "silo_metrics" / "000.jsonl").read_text()
+
+
+def test_evaluation_by_sums_of_counts_is_refused_and_within_silos_measures() -> None:
+    public = PublicData("toy", ("a", "b"), 120, (5,), "multilabel", targets=2)
+    method = UldpSgd(noise_multiplier=0.3, step=1.0)
+    task = Task(nn.Linear(5, 2), binary_cross_entropy(), {"accuracy": accuracy})
+    with refused("evaluation.labels"):
+        sums = {"across": "sums", "noise_multiplier": 5.0}
+        prepare_run(public, task, method, rounds=1, evaluation=sums)
+    local = prepare_run(public, task, method, rounds=1, evaluation={"across": "local"})
+    assert [one.stated for one in local.series] == ["local"]

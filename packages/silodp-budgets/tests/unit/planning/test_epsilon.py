@@ -151,33 +151,11 @@ def test_known_draws_of_records_cost_the_mixture_over_how_often_a_record_was_dra
     assert stats.binom.pmf(often, ROUNDS, q) @ above == pytest.approx(DELTA, rel=1e-3)
 
 
-def test_known_draws_of_several_records_of_a_person_are_refused() -> None:
-    with refused("argument.conflict") as caught:
-        compute_epsilon_for(
-            "uldp-group",
-            {**of("uldp-group", CONSTANTS), "group_size": 2 * SILOS},
-            rounds=ROUNDS,
-            silos=SILOS,
-            knows_sample=True,
-        )
-    assert caught.value.field == "knows_sample"
-
-
 def test_a_budget_beside_the_probability_of_a_record_is_refused() -> None:
     fields = {**of("rpdp", CONSTANTS), "record_sampling": 0.1, "largest_budget": 0.01}
     with refused("argument.conflict") as caught:
         compute_epsilon_for("rpdp", fields, rounds=ROUNDS)
     assert caught.value.field == "largest_budget"
-
-
-def test_an_aggregator_for_fewer_rounds_is_refused() -> None:
-    """Its ciphertexts are chosen for the ε of its attempts: after more, they may disclose more than was kept."""
-    fields = {**of("uldp-avg", CONSTANTS), "weighting": "records"}
-    asked = {"silos": SILOS, "users": USERS, "adversary": "server", "aggregator": "lattice"}
-    with refused("argument.conflict"):
-        compute_epsilon_for("uldp-avg", fields, rounds=201, **asked)
-    compute_epsilon_for("uldp-avg", fields, rounds=200, **asked)
-    compute_epsilon_for("uldp-avg", fields, rounds=201, aggregation={"attempts": 201}, **asked)
 
 
 @pytest.mark.parametrize("by", ["sampling", "clip"])

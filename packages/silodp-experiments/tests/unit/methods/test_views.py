@@ -18,7 +18,9 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.views import View
 from silodp.methods import UldpAvg, roles
+from silodp.planning.epsilon import compute_epsilon_for
 from silodp_experiments.uldp_baselines import Default, UldpGroup, UldpNaive
+from support.refusals import refused
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
 
@@ -183,3 +185,10 @@ def test_all_records_in_one_silo_would_cost_more_than_twice_as_much():
 )
 def test_no_noise_no_guarantee(method):
     assert isinstance(method.dp_event(View("released", 5)), NonPrivate)
+
+
+def test_known_draws_of_several_records_of_a_person_are_refused() -> None:
+    fields = {"noise_multiplier": 3.0, "group_size": 6, "record_sampling": 0.1, "local_steps": 4}
+    with refused("argument.conflict") as caught:
+        compute_epsilon_for("uldp-group", fields, rounds=30, silos=3, knows_sample=True)
+    assert caught.value.field == "knows_sample"

@@ -1,4 +1,4 @@
-"""Settings chosen for `lattice`, whose silos never give a person all their weight in one silo."""
+"""Plans of `lattice`, whose silos never give a person all their weight in one silo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from silodp.config.resolve import load_config
+from silodp.planning.epsilon import compute_epsilon_for
+from support.refusals import refused
 from support.tuned import check_tuning, configured, shrink_grid
 
 
@@ -15,3 +17,13 @@ def test_the_chosen_settings_meet_the_target(tmp_path: Path, monkeypatch: pytest
     path = configured(tmp_path, "lattice", "[aggregation]\ncount_cap = 3")
     chosen = check_tuning(load_config(path, ["method.weighting=records"]))
     assert chosen["weighting"] != "primary_silo"
+
+
+def test_an_aggregator_for_fewer_rounds_is_refused() -> None:
+    """Its ciphertexts are chosen for the ε of its attempts: after more, they may disclose more than was kept."""
+    fields = {"noise_multiplier": 3.0, "user_sampling": 0.3, "weighting": "records"}
+    asked = {"silos": 3, "users": 500, "adversary": "server", "aggregator": "lattice"}
+    with refused("argument.conflict"):
+        compute_epsilon_for("uldp-avg", fields, rounds=201, **asked)
+    compute_epsilon_for("uldp-avg", fields, rounds=200, **asked)
+    compute_epsilon_for("uldp-avg", fields, rounds=201, aggregation={"attempts": 201}, **asked)

@@ -35,7 +35,7 @@ from support.wards import draw_wards, write_wards
 
 TIMES = int(os.environ.get("SILODP_VALUES", "1"))
 """How many times as many values are tried; `make test-fuzz` tries more."""
-EXAMPLES = Path(__file__).parents[4] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 Case = tuple[str, dict[str, Any]]
 
@@ -238,6 +238,30 @@ def told(case: str, attempt: Any, *arguments: Any) -> bool:
 def sampled(number: int, seed: int) -> list[Case]:
     everything = list(cases())
     return random.Random(seed).sample(everything, min(number, len(everything)))
+
+
+def test_every_method_can_be_written_in_toml() -> None:
+    values = {"rounds": 1, "data": {"source": "embedded"}}
+    group = {"group_size": 8, "record_sampling": 0.1, "local_steps": 5}
+    group |= {"expected_batch_size": 4.0, "local_learning_rate": 0.1}
+    noisy = {"noise_multiplier": 5, "clip": 1}
+    fields = {"default": {}, "uldp-naive": noisy, "uldp-sgd": noisy, "uldp-avg": noisy}
+    fields["uldp-group"] = {**noisy, **group}
+    steps = {key: value for key, value in group.items() if key not in ("group_size", "record_sampling")}
+    fields["rpdp"] = {**noisy, **steps, "largest_budget": 5}
+    fields["rpdp-filter"] = {**noisy, **steps, "largest_budget": 5}
+    fields["rpdp-minimum"] = {**noisy, **steps, "budget": 0.1}
+    fields["rpdp-dropout"] = {**noisy, **steps, "threshold": 1}
+    fields["ddp"] = {**noisy, **steps, "record_sampling": 0.1}
+    fields["statistics"] = {"noise_multiplier": 5}
+    assert fields.keys() == METHODS.keys()
+    for name, own in fields.items():
+        if name.startswith("rpdp"):
+            values["budgets"] = {"distribution": "three-levels"}
+        else:
+            values.pop("budgets", None)
+        made = resolve(parse_config({"name": "x", **values, "method": {"name": name, **own}}))
+        assert type(made.method) is METHODS[name]
 
 
 @pytest.mark.slow
