@@ -251,15 +251,12 @@ def _sync_directory(path: Path) -> None:
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
     """Return whole lines, and what a crash left of the last one.
 
-    A killed process leaves a line without its end. A power cut may leave a line its length but not all its
-    blocks, which then read as zeros.
+    A killed process leaves a line without its end, and a power cut may leave zeros in its place. A line with its end
+    may be a charge that was on disk: zeros in it are damage, and `_read_line` refuses them.
     """
     *lines, torn = content.split(b"\n")
     # Splitting removes the line ends, and `_read_line` compares whole lines.
-    whole = [line + b"\n" for line in lines]
-    if whole and not torn and b"\0" in whole[-1]:
-        torn = whole.pop()
-    return whole, torn
+    return [line + b"\n" for line in lines], torn
 
 
 def _line(fields: Mapping[str, Any], previous: str) -> bytes:
