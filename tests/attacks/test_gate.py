@@ -343,6 +343,18 @@ def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
     assert ledger.epsilon("server") == pytest.approx(three)
 
 
+def test_a_silo_stops_before_a_further_release_that_costs_more_than_its_limit_leaves():
+    """The limit has room for two samples; the second release is of the same sample, without amplification."""
+    method = replace(AVG, user_sampling=0.3)
+    event = Parties(Masked(min_silos=3), method, silos=4).spec.costliest_events(0, 0)["server"]
+    limit = compute_epsilon([(event, 2)], 1e-5, "rdp")
+    parties = Parties(Masked(min_silos=3), method, silos=4, limits={"server": limit})
+    parties.transport.lost = lambda name, m: (name, m.kind) == ("silo3", "open")
+    with refused("gate.budget"):
+        parties.run_round(0)
+    assert [charge.release for charge in parties.silos["silo0"].gate.ledger.history] == [0]
+
+
 def test_a_limit_against_one_to_whom_nothing_is_promised_lets_nothing_out():
     parties = Parties(Masked(), RECORDS, limits={"server": 100.0})
     with refused("gate.budget"):

@@ -97,6 +97,11 @@ def test_every_step_adds_the_noise_that_is_charged(method):
     assert judges_std(update.value[:1500].numpy(), 0.5 / 8 * 4.0 * 0.5 * math.sqrt(5))
 
 
+def test_a_step_that_draws_nobody_adds_its_noise_too():
+    update = DpSgd.of(RPDP).train(work_of(logistic_task(1500), silo_of(40, np.full(40, 2.0), 1500)), 0.0)
+    assert judges_std(update.value.numpy(), 0.5 / 8 * 4.0 * 0.5 * math.sqrt(5))
+
+
 @pytest.mark.slow
 def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
     budgets = np.repeat([0.3, 1.0, 2.0, 9.0], 25)

@@ -165,6 +165,11 @@ def test_tails_that_are_cut_off_are_charged(monkeypatch):
             for law in (cut, exact)
         )
         assert all(np.array(of_cut) >= np.array(of_exact) - 1e-12)
+    removed, added = random_allocation.AllocatedRelease(8, Gaussian(1.0)).compute_losses(1e-3)
+    assert removed.infinite >= cut.infinite
+    assert added.infinite >= cut.zero
+    for losses in (removed, added):
+        assert losses.probabilities.sum() + losses.infinite >= 1 - 1e-12
 
 
 # T, k, σ, and the upper and the lower bound of PLD_accounting 2.0 at δ = 10⁻⁵.

@@ -327,6 +327,10 @@ def test_a_mixed_run_is_composed_in_both_directions():
     found = compute_epsilon(steps, DELTA)
     reference = whole.get_epsilon_for_delta(DELTA)
     assert reference * (1 - 1e-6) <= found <= reference * (1 + 2e-4)
+    # The larger ε is that of removal here; for other events it is that of addition.
+    expected = (whole._pmf_remove.get_delta_for_epsilon(1.0), whole._pmf_add.get_delta_for_epsilon(1.0))
+    assert [losses.delta(1.0) for losses in pld.compose_steps(tuple(steps), grid)] == pytest.approx(expected)
+    assert expected[1] < 0.9 * expected[0]
 
 
 def test_rdp_of_a_sampled_gaussian_is_the_librarys():
