@@ -3,7 +3,8 @@
 A line carries a hash of itself and of the line before it, so that a line that was changed, moved or removed from the
 middle is noticed, and the hash of the last line (the *head*) stands for the whole file. A line cut short by a crash was
 not on disk when `append` should have returned; whoever locks the file drops it. Any other damage is refused. No file
-can show by itself that whole lines are missing at its end.
+can show by itself that whole lines are missing at its end, nor, since the hashes have no key, that somebody has written
+it anew.
 
 Only who appends locks the file. Readers take whole lines as they are.
 """
