@@ -389,8 +389,8 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, "column=category", or for codes "column=category|category"."""
-        # Codes are an array of their own.
-        ordered = sorted(self.kinds.items(), key=lambda item: item[1].codes)
+        coded = self.code_columns()  # an array of their own
+        ordered = sorted(self.kinds.items(), key=lambda item: item[0] in coded)
         return tuple(feature for name, column in ordered for feature in column.list_features(name))
 
     @cached_property
