@@ -276,7 +276,8 @@ def lookup(name: str, registry: Mapping[str, T], field: str, also: str = "") -> 
         name: The name of the entry.
         registry: The entries by name.
         field: The setting that names it, for the message.
-        also: What else may be named, for the message, for example "FILE.py:CLASS".
+        also: What else may be named, for the message, for example "FILE.py:CLASS"; parts that packages of strangers add
+            are then named, too.
 
     Raises:
         SilodpError: `argument.value`, with the closest name, where there is no such entry.
@@ -285,8 +286,10 @@ def lookup(name: str, registry: Mapping[str, T], field: str, also: str = "") -> 
     for known in registry:
         if known.replace("_", "-") == name.replace("_", "-"):
             return registry[known]
-    others = f", or {also}" if also else ""
-    remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}{others}."
+    names, others = [*registry], ""
+    if also:  # by names alone: nothing of a stranger is imported
+        names, others = [*names, *getattr(registry, "references", ())], f", or {also}"
+    remedy = suggest_name(name, names) or f"use one of {', '.join(names)}{others}."
     # Only what other packages can extend has a kind (`silodp._lazy.Registry`).
     remedy += list_missing_packages() if hasattr(registry, "kind") else ""
     raise SilodpError(

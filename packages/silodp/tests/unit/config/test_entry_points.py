@@ -72,6 +72,20 @@ def test_what_is_no_method_is_refused(name: str, code: str) -> None:
         configured(name)
 
 
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("name", "also"), [("not-thre", "not-there"), ("by_clip", "by-clip"), ("zzz", "by-clip")]
+)
+def test_installed_parts_are_suggested_without_an_import(name: str, also: str) -> None:
+    with refused("argument.value") as caught:
+        find_plugin(name, METHODS, Method, "method.name")
+    assert also in str(caught.value)
+    # Where no plug-in may stand, none is suggested.
+    with refused("argument.value") as caught:
+        lookup(name, METHODS, "method.name")
+    assert also not in str(caught.value)
+
+
 def test_parts_are_listed_without_an_import() -> None:
     unknown: Registry[Any] = Registry("parts", {"a": "no_such_module:A", "b": "math:pi"})
     assert list(unknown) == ["a", "b"]

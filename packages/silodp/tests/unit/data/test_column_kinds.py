@@ -85,8 +85,13 @@ def test_a_run_states_the_code_and_its_report_runs_none_of_it(folder: Path) -> N
 @pytest.mark.parametrize("kind", ["ordinal.py:Ordinal", "ordinal:Ordinal", 3, None])
 @pytest.mark.usefixtures("folder")
 def test_a_kind_is_named_by_an_entry_point_alone(kind: Any) -> None:
-    with refused("data.schema"):
+    with refused("data.schema") as caught:
         read(other={"stage": {"kind": kind, "levels": ["I", "II"]}})
+    assert "silodp.column_kinds" in str(caught.value)
+    assert ("not taken from a file" in str(caught.value)) == isinstance(kind, str)
+    with refused("argument.value") as caught:
+        read(other={"stage": {"kind": "hour"}})
+    assert "silodp.column_kinds" in str(caught.value)
 
 
 @pytest.mark.usefixtures("folder")
