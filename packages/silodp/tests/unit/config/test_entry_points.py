@@ -154,6 +154,26 @@ def test_a_stranger_takes_no_name_of_an_extension(tmp_path: Path, monkeypatch: p
     assert parts.find_reference("new") == "zzz:A"
 
 
+@pytest.mark.parametrize(
+    "content", ["def broken(:", "raise RuntimeError('none')", "raise SystemExit(3)", "other = 1"]
+)
+def test_a_command_that_cannot_be_imported_leaves_the_others(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _install(tmp_path, monkeypatch, "[silodp.commands]\napprove = broken_command:approve\n")
+    (tmp_path / "broken_command.py").write_text(content)
+    monkeypatch.delitem(sys.modules, "broken_command", raising=False)
+    group = typer.main.get_command(app)
+    group.main(["--help"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("approve" in line and "cannot be imported" in line for line in lines)
+    assert any("predict" in line for line in lines)
+    for arguments in ([], ["--help"], ["runs/a", "--by", "x"]):
+        with refused("config.not_importable") as caught:
+            group.main(["approve", *arguments], standalone_mode=False)
+        assert "broken_command:approve" in str(caught.value)
+
+
 def test_an_extension_that_is_not_installed_is_named() -> None:
     with refused("extension.missing"):
         load_extension("nothing", "module:name")
