@@ -270,8 +270,7 @@ class _Filter:
         self.active[owners[~pays]] = False
         self.spent[owners[pays]] += price[pays]
         kept = torch.from_numpy(np.flatnonzero(pays)).to(rows.factors.device)
-        known = None if rows.norms is None else rows.norms[kept]
-        return ClippedRows(rows.owners[kept.cpu()], rows.rows[kept], rows.factors[kept], rows.clip, known)
+        return rows.select(kept)
 
 
 @lru_cache(maxsize=256)

@@ -44,14 +44,15 @@ class ClippedRows:
         rows: The vectors (r, d) before clipping, a tensor or `FactoredRows`.
         factors: One factor per row, (r,) float64, with ‖factors[i]·rows[i]‖₂ ≤ clip; 0 for rows that are not finite.
         clip: The clipping norm C, in units of the update's 2-norm.
-        norms: The 2-norms ‖rows[i]‖₂, (r,) float64; None computes them where they are needed.
+        norms: The 2-norms ‖rows[i]‖₂, (r,) float64, as `clip_rows` has computed them; None computes them where they are
+            needed. They are no argument, so that `replace` with other rows does not keep them.
     """
 
     owners: Tensor = field(repr=False)
     rows: Tensor | FactoredRows = field(repr=False)
     factors: Tensor = field(repr=False)
     clip: float
-    norms: Tensor | None = field(default=None, repr=False)
+    norms: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def refused(self) -> int:
@@ -66,6 +67,12 @@ class ClippedRows:
     def find_within_clip(self) -> Tensor:
         """Return which rows are finite and, multiplied by their factors, no longer than the clip, (r,) bool."""
         return (self.factors != 0) & (self.compute_clipped_norms() <= self.clip)
+
+    def select(self, kept: Tensor) -> ClippedRows:
+        """Return the rows at some positions, (k,) int64."""
+        some = ClippedRows(self.owners[kept.cpu()], self.rows[kept], self.factors[kept], self.clip)
+        object.__setattr__(some, "norms", None if self.norms is None else self.norms[kept])
+        return some
 
     @property
     def tensor(self) -> Tensor:
@@ -289,7 +296,9 @@ def clip_rows(
     factors = radii / norms.clamp_min(_MIN_NORM if min_norm is None else max(min_norm, _MIN_NORM))
     # A row inside the ball stays as it is; normalized rows may grow, never beyond the radius.
     factors = factors.clamp(max=1.0) if min_norm is None else factors
-    return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip, norms)
+    clipped = ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
+    object.__setattr__(clipped, "norms", norms)
+    return clipped
 
 
 def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -> ClippedSum:

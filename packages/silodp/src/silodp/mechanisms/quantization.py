@@ -127,11 +127,13 @@ class Quantizer:
             for columns in cuts:
                 whole = _truncate(rows[some, columns], coefficients[some])
                 squares += torch.linalg.vecdot(whole, whole)
-            within = (squares.sqrt() <= longest[some]).double()
+            within = squares.sqrt() <= longest[some]
+            all_within = bool(within.all())
             for columns in cuts:
                 if len(cuts) > 1:  # to truncate a long row again is faster than to keep it
                     whole = _truncate(rows[some, columns], coefficients[some])
-                total[columns] += within @ whole
+                # Left out rather than multiplied by 0, which leaves NaN as it is and would empty the whole sum.
+                total[columns] += (whole if all_within else whole[within]).sum(0)
         return total
 
     def fold(self, stream: ClippedRowStream, weights: Tensor) -> IntegerSum:

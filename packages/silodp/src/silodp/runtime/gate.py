@@ -398,11 +398,14 @@ class Gate:
                     "that request alone; repeat it, or go on with the next round without this silo",
                 )
             return
-        # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
-        # many it has answered.
-        series = self.ledger.series
-        answered = {one.round for one in self.ledger.history if one.series == series} - {request.round}
-        events = self._spec.silo_events(self._name, min(request.round, len(answered)), release)
+        number = request.round
+        if self._spec.method.budgets.retires_after is not None:
+            # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how many
+            # it has answered. All other costs follow from the round itself, whoever answered those before it.
+            series = self.ledger.series
+            answered = {one.round for one in self.ledger.history if one.series == series} - {request.round}
+            number = min(number, len(answered))
+        events = self._spec.silo_events(self._name, number, release)
         exceeded = find_exceeded_limit(self._spec.silo_limits, partial(self.ledger.epsilon_after, events))
         if exceeded is not None:
             adversary, spent = exceeded

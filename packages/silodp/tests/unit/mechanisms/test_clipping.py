@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,6 +195,17 @@ def test_one_number_that_is_not_finite_refuses_all_blocks_of_its_row():
     total = fold([clip_rows(torch.arange(3), rows, 1.0)], 50_000, 1.0)
     assert total.refused == 1
     assert float(total.value.norm()) == pytest.approx(2.0)
+
+
+def test_rows_that_were_replaced_are_measured_anew():
+    """Their norms were those of other rows, and the sum trusts no factors."""
+    clipped = clip_rows(torch.tensor([0, 1]), torch.tensor([[0.6, 0.0], [0.0, 0.8]]), 1.0)
+    assert clipped.norms is not None
+    longer = replace(clipped, rows=clipped.rows * 10)
+    stream = ClippedRowStream([longer], 2, Bounds(1.0, 1.0, 0.0, 2.0), weighted=False)
+    assert fold_stream(stream, torch.ones(2)).value.tolist() == [0.0, 0.0]
+    kept = clipped.select(torch.tensor([1]))
+    assert (kept.owners.tolist(), kept.compute_clipped_norms().tolist()) == ([1], [pytest.approx(0.8)])
 
 
 def test_rows_of_another_clip_are_refused():

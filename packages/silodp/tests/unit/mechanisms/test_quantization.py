@@ -106,6 +106,20 @@ def test_a_row_that_is_not_finite_counts_as_zero():
     assert total.value.tolist() == [int(0.3 * 4096), int(0.4 * 4096)]
 
 
+@pytest.mark.parametrize("size", [2, (1 << 16) + 1])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_factor_that_is_not_finite_empties_its_own_row_alone(bad, size):
+    """A method of somebody's own clips by min(1, C/norm), which is NaN for a row that is not finite."""
+    rows = torch.zeros(3, size, dtype=torch.float64)
+    rows[:, :2] = torch.tensor([[0.6, 0.0], [bad, 0.0], [0.4, 0.6]])
+    factors = (1 / rows.norm(dim=1)).clamp(max=1)
+    chunk = ClippedRows(torch.arange(3), rows, factors, 1.0)
+    stream = ClippedRowStream([chunk], size, Bounds(1.0, 1.0, 0.0, 3.0), weighted=False)
+    total = Quantizer(1.0, 1 << 16).fold(stream, torch.ones(3)).value
+    assert total[:2].tolist() == [65535, 39321]
+    assert not total[2:].any()
+
+
 def test_rows_clipped_elsewhere_are_refused():
     stream = ClippedRowStream(
         [clip_rows(torch.tensor([0]), torch.ones(1, 2), 2.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True
