@@ -183,7 +183,7 @@ def toss_in_every_round(draw):
 
 def repeat_allocations(draw):
     def wrong(self, coins, round_, rates):
-        return draw(self, coins, round_ % self.period, rates)
+        return draw(self, coins, round_ % self.rounds_drawn_together, rates)
 
     return wrong
 

@@ -10,6 +10,7 @@ from silodp._lazy import Registry
 from silodp.config.resolve import load_config
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
+from silodp.report.sections import ReportSection, merge_json
 from support.attacked import make_attack, write_attack
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.places import PLUGINS
@@ -58,6 +59,22 @@ def test_a_section_of_a_stranger_stands_everywhere(
     assert silodp("report", directory).status == 0
     assert (page.read_text(), card.read_text()) == before
     assert not (directory / "plots/remark.svg").exists()
+
+
+@pytest.mark.parametrize("key", ["report", "error", "first"])
+def test_a_section_takes_no_key_of_another(key: str) -> None:
+    class First(ReportSection):
+        def to_json(self) -> dict[str, int]:
+            return {"first": 1}
+
+    class Second(ReportSection):
+        def to_json(self) -> dict[str, int]:
+            return {key: 2}
+
+    assert merge_json([First()], ["report", "error"]) == {"first": 1}
+    with refused("plugin.returned") as caught:
+        merge_json([First(), Second()], ["report", "error"])
+    assert "Second.to_json" in str(caught.value)
 
 
 def test_an_attack_does_not_vanish_where_its_package_is_missing(

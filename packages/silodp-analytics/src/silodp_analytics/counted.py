@@ -15,16 +15,21 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.inputs import CODES, NUMERIC
+from silodp._lazy import torch
+from silodp.data.inputs import CODES, NUMERIC, list_arrays
 from silodp.data.public import PublicData
 from silodp.data.tables.kinds.categorical import CategoricalColumn
 from silodp.data.tables.kinds.numeric import NumericColumn
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import Positive, Settings, Whole
+from silodp.text import name_class
+from silodp_analytics._count_rows import iterate_count_rows
 
 Records = tuple[Mapping[str, NDArray[Any]], NDArray[Any]]
 """Arrays of features by name ("" for one array alone), and the labels, of the same records."""
+_TRIED = 32
+"""Made-up records on which a plug-in is tried."""
 Entries = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Cells (n, e) that n records add to, and what they add to each of them, (n, e)."""
 
@@ -221,6 +226,50 @@ class CategoryCells(Block):
     def describe(self) -> dict[str, Any]:
         """Return the names of the categories."""
         return {"column": self.column, "names": list(self.categories)}
+
+
+def check_entries(block: Block, data: PublicData) -> None:
+    """Refuse a block that adds more than its `reach` to its cells; tried on made-up records, by public facts alone.
+
+    Rows of real records are clipped, so a `reach` that is too small costs no privacy: counts are too small. That must
+    be seen before a run, since a silo that complained about its records would tell something of them.
+
+    Raises:
+        SilodpError: code plugin.returned.
+    """
+    from silodp.training.made_up import make_up_records  # torch
+
+    x, labels = make_up_records(data, _TRIED)
+    arrays = list_arrays(x)
+    if NUMERIC in arrays or "" in arrays:
+        # As tables give them: scaled numbers of a column within its range, and one category each.
+        numbers = take_numbers((arrays, labels))
+        np.clip(numbers, -1, 1, out=numbers)
+        if isinstance(block, NumberBlock):
+            numbers[:, block.place] = block.numeric.scale(np.linspace(*block.range, _TRIED))
+            if block.has_missing:
+                numbers[:, block.place + 1] = np.arange(_TRIED) % 4 == 1
+        elif isinstance(block, CategoryCells) and not block.codes:
+            categories = len(block.categories)
+            numbers[:, block.place : block.place + categories] = np.eye(categories)[
+                np.arange(_TRIED) % categories
+            ]
+    name, found = name_class(type(block)), block.find_entries((arrays, labels))
+    are_two = isinstance(found, tuple) and len(found) == 2
+    shapes = {(one.ndim, *one.shape) for one in map(np.asarray, found)} if are_two else set()
+    if len(shapes) != 1 or shapes.pop()[:2] != (2, _TRIED) or np.asarray(found[0]).dtype.kind not in "iu":
+        problem = "find_entries must return cells (n, k), whole numbers, and what is added to each, (n, k)"
+        raise SilodpError(f"{name}.{problem}.", code="plugin.returned", field="statistics")
+    cells, added = (torch.as_tensor(one) for one in found)
+    for _, rows in iterate_count_rows(torch.arange(_TRIED), cells.long(), block.size, added.double()):
+        longest = float(torch.linalg.vector_norm(rows, dim=1).max())
+        if not longest <= block.reach * (1 + 1e-6):
+            raise SilodpError(
+                f"{name}.reach = {block.reach:g}, and a made-up record adds {longest:.4g} (2-norm) to its cells, so "
+                "that counts would be too small: define reach as the largest 2-norm that one record adds.",
+                code="plugin.returned",
+                field="statistics",
+            )
 
 
 def place_number(schema: Schema, name: str) -> dict[str, Any]:

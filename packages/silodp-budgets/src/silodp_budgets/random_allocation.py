@@ -77,22 +77,22 @@ class RandomAllocation(Participation):
         return 1 / self.rounds
 
     @property
-    def period(self) -> int:
+    def rounds_drawn_together(self) -> int:
         """The rounds of an allocation, of which the first one bears the cost of all."""
         return int(self.rounds)
 
     def draw(self, coins: PersonCoins, round_: int, rates: float | NDArray[np.float64]) -> NDArray[np.bool_]:
         """Draw who takes part, by one coin for each allocation; each round has a probability within 2⁻⁶⁴ of 1/b."""
-        allocation, place = divmod(round_, self.period)
+        allocation, place = divmod(round_, self.rounds_drawn_together)
         taking_part: NDArray[np.bool_] = (
-            coins.draw("allocation", allocation) % np.uint64(self.period) == place
+            coins.draw("allocation", allocation) % np.uint64(self.rounds_drawn_together) == place
         )
         return taking_part
 
     def sample_event(self, release: Additive, view: View) -> Event:
         """Return the event of a round of an allocation."""
-        is_first = bool(view.round % self.period == 0)
-        return AllocatedRelease(self.period, release, is_first, view.knows_sample)
+        is_first = bool(view.round % self.rounds_drawn_together == 0)
+        return AllocatedRelease(self.rounds_drawn_together, release, is_first, view.knows_sample)
 
     def check_run(self, run: SampledRun) -> None:
         """Refuse a run whose silos do not draw the sample, or in which a participation might not be charged."""
@@ -104,19 +104,19 @@ class RandomAllocation(Participation):
                 f"and min_silos = {run.min_silos}: every silo must answer every round of an allocation; leave "
                 f"min_silos out, or take user_sampling = {self.rate:g}"
             )
-        if left := run.rounds % self.period:
+        if left := run.rounds % self.rounds_drawn_together:
             _log.warning(
                 "participation = %r and rounds = %d: the last allocation ends after %d of its %d rounds, so some "
                 "persons are in none of them, and ε counts it in full; take a multiple of %d",
-                self, run.rounds, left, self.period, self.period,
+                self, run.rounds, left, self.rounds_drawn_together, self.rounds_drawn_together,
             )  # fmt: skip
 
     def measure_sample(self, drawn: NDArray[np.bool_]) -> dict[str, float]:
         """Return the share of units that are in exactly one round of each allocation that has ended, if one has."""
-        count = len(drawn) // self.period
+        count = len(drawn) // self.rounds_drawn_together
         if not count:
             return {}
-        blocks = drawn[: count * self.period].reshape(count, self.period, -1)
+        blocks = drawn[: count * self.rounds_drawn_together].reshape(count, self.rounds_drawn_together, -1)
         return {"in one round of each allocation": float((blocks.sum(axis=1) == 1).mean())}
 
 

@@ -220,9 +220,9 @@ CODES: dict[str, str] = {
     "model.writes_inputs": "a model writes into its inputs",
     "plan.no_candidate": "no weighting has a guarantee against the adversary of the target",
     "plan.no_table": "settings are to be tuned for records that are not tables of numbers",
-    "plugin.not_frozen": "a method, aggregator or server optimizer declares settings and is no frozen dataclass",
+    "plugin.not_frozen": "a plug-in declares settings and is no frozen dataclass",
     "plugin.raised": "a method, aggregator, accountant, data set or server optimizer raised an exception of its own",
-    "plugin.returned": "a method, aggregator, accountant or server optimizer gave something else than it has to",
+    "plugin.returned": "a plug-in gave something else than it has to",
     "policy.charged": "a silo's policy cannot be replaced, because a run was charged under it",
     "policy.digest": "the operator of a silo, or of the server, has not accepted the digest of the public folder",
     "policy.limit": "a request would lead beyond a limit of a silo's policy",
@@ -276,7 +276,8 @@ def lookup(name: str, registry: Mapping[str, T], field: str, also: str = "") -> 
         name: The name of the entry.
         registry: The entries by name.
         field: The setting that names it, for the message.
-        also: What else may be named, for the message, for example "FILE.py:CLASS".
+        also: What else may be named, for the message, for example "FILE.py:CLASS"; parts that packages of strangers add
+            are then named, too.
 
     Raises:
         SilodpError: `argument.value`, with the closest name, where there is no such entry.
@@ -285,8 +286,10 @@ def lookup(name: str, registry: Mapping[str, T], field: str, also: str = "") -> 
     for known in registry:
         if known.replace("_", "-") == name.replace("_", "-"):
             return registry[known]
-    others = f", or {also}" if also else ""
-    remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}{others}."
+    names, others = [*registry], ""
+    if also:  # by names alone: nothing of a stranger is imported
+        names, others = [*names, *getattr(registry, "references", ())], f", or {also}"
+    remedy = suggest_name(name, names) or f"use one of {', '.join(names)}{others}."
     # Only what other packages can extend has a kind (`silodp._lazy.Registry`).
     remedy += list_missing_packages() if hasattr(registry, "kind") else ""
     raise SilodpError(

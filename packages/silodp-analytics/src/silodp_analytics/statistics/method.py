@@ -23,8 +23,10 @@ from silodp.methods.roles import FederationSize, PersonalBudgets
 from silodp.methods.server_optimizer import ServerOptimizer, State
 from silodp.methods.uldp import UldpAvg, VerifiedIds
 from silodp.settings import MAX_CELLS, Count, NoiseMultiplier, Range
+from silodp.text import is_own
 from silodp.training.sgd import LocalTraining
 from silodp_analytics._count_rows import give_room, iterate_count_rows
+from silodp_analytics.counted import check_entries
 from silodp_analytics.statistics.count import ClassCount
 from silodp_analytics.statistics.persons import PersonCell
 from silodp_analytics.statistics.statistic import Statistic
@@ -135,6 +137,8 @@ class Statistics(UldpAvg):
             )
         for block in self.blocks:
             block.check(data)
+            if not is_own(type(block)):
+                check_entries(block, data)
 
     def sum_size(self, size: int) -> int:
         """Return the number of cells, whatever the size of the model."""

@@ -60,3 +60,41 @@ def test_a_statistic_of_a_file_is_counted_and_shown_and_its_code_is_stated(
 def test_a_statistic_of_a_file_is_not_imported_where_strangers_code_is_refused(config: Path) -> None:
     with refuse_plugins(), refused("report.foreign_code"):
         derive_statistics(load_config(config))
+
+
+SEVERAL = """
+    def find_entries(self, records):
+        values, known = self.read(records)
+        cells = np.stack([np.where(known, values > 0, 2), np.full(len(values), 2)], axis=1)
+        return cells, np.ones(cells.shape)
+"""
+REACH = """
+    @property
+    def reach(self):
+        return 2.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "accepted"),
+    [
+        (SEVERAL, False),  # adds 2 to the last cell where the number is missing, else to two cells
+        (SEVERAL + REACH, True),
+        (SEVERAL + REACH.replace("2.0", "1.5"), False),
+        (SEVERAL.replace("return cells,", "return cells[:, 0],"), False),
+        (SEVERAL.replace("return cells, np", "return np"), False),
+    ],
+)
+def test_a_statistic_that_adds_more_than_its_reach_is_refused_before_the_run(
+    code: str, accepted: bool, config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tails.py").write_text(
+        re.sub(r"    def find_entries.*?\n\n", f"{code}\n", TAILS[1] if TAILS else "", flags=re.S)
+    )
+    resolved = derive_statistics(load_config(config))
+    if accepted:
+        run_config(resolved, tmp_path / "run")
+        return
+    with refused("plugin.returned"):
+        run_config(resolved, tmp_path / "run")
+    assert not (tmp_path / "run" / "statistics.json").exists()

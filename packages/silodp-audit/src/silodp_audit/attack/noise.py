@@ -113,7 +113,7 @@ def run_noise_tests(
         measured = samples.rule.measure_sample(np.logical_or.reduce(samples.drawn, axis=0))
         for name, share in measured.items():
             tests.append(partial(_compare_exactly, name, share))
-        if samples.drawn.shape[1] >= 2 * samples.rule.period:
+        if samples.drawn.shape[1] >= 2 * samples.rule.rounds_drawn_together:
             tests.append(partial(compare_repetition, samples))
     return tuple(test(level / len(tests)) for test in tests)
 
@@ -193,7 +193,7 @@ def compare_repetition(samples: Samples, level: float) -> NoiseTest:
 
     The rounds are neighbors; where several are drawn together, one of them and that at the same place of the next ones.
     """
-    drawn, apart = np.logical_or.reduce(samples.drawn, axis=0), samples.rule.period
+    drawn, apart = np.logical_or.reduce(samples.drawn, axis=0), samples.rule.rounds_drawn_together
     if apart > 1:
         # One place of each period, another one in each pair of them.
         pairs = np.arange(len(drawn) // (2 * apart))

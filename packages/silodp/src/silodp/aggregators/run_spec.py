@@ -262,7 +262,7 @@ class RunSpec:
     @property
     def cost_period(self) -> int:
         """The number of rounds after which costs repeat, of which only the first one differs from the others."""
-        return 1 if self.varies_by_round else self.method.participation_rule.period
+        return 1 if self.varies_by_round else self.method.participation_rule.rounds_drawn_together
 
     def number_rounds(self, rounds: int) -> Sequence[int]:
         """Return the numbers of the first rounds, as `count_events` takes them: a range where that is enough."""

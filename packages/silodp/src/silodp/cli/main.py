@@ -40,7 +40,7 @@ from silodp.cli._console import (
     show,
 )
 from silodp.errors import SilodpError
-from silodp.text import list_missing_packages
+from silodp.text import describe_exception, list_missing_packages
 
 if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
@@ -75,8 +75,19 @@ class _Commands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name in self._own:
             return self._own[name]
+        if name in COMMANDS:
+            return self._make_command(name, COMMANDS[name])
+        reference = COMMANDS.references[name]
+        try:
+            return self._make_command(name, load(reference))
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a stranger's module may raise anything; others are still listed
+            return _make_broken_command(name, reference, error)
+
+    def _make_command(self, name: str, found: Callable[..., None] | typer.Typer) -> click.Command:
         # Typer makes commands only of what is registered in an app, so each gets one of its own.
-        found = COMMANDS[name] if name in COMMANDS else load(COMMANDS.references[name])
         home = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             # `epsilon` is an app for the sake of its own class of command: it is the command, and no group of them.
@@ -91,6 +102,20 @@ class _Commands(Mapping[str, click.Command]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _make_broken_command(name: str, reference: str, error: BaseException) -> click.Command:
+    """Return the command of an entry point whose module cannot be imported: it says so, whatever it is asked."""
+    problem = f"cannot be imported ({describe_exception(error)})"
+
+    def fail() -> None:
+        message = (
+            f"the command {name}: {reference}, of the entry points silodp.commands, {problem}: correct it."
+        )
+        raise SilodpError(message, code="config.not_importable") from error
+
+    options = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, options, fail, help=problem, short_help=problem, add_help_option=False)
 
 
 class _CommandGroup(typer.core.TyperGroup):

@@ -107,6 +107,7 @@ def _write(directory: Path, again: bool, as_json: bool) -> None:
     from silodp.report.model_card import write_card
     from silodp.report.page import find_outdated, write_report
     from silodp.report.run_record import read_run
+    from silodp.report.sections import merge_json
     from silodp.report.skill import read_skill
     from silodp.runtime.run_files import list_signatures
 
@@ -118,16 +119,17 @@ def _write(directory: Path, again: bool, as_json: bool) -> None:
             "and have the report signed again.",
             code="report.signed",
         )
+    sections = record.sections.values()
+    entries = merge_json(sections, ("report", "card", "not_checked", "skill", "error"))
     path = write_report(directory, record)
     card = write_card(directory, record)
     audit, skill = record.audit, read_skill(directory)
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
-    sections = record.sections.values()
     result: dict[str, Any] = {
         "report": str(path),
         "card": None if card is None else str(card),
         "not_checked": unchecked,
-        **{name: value for one in sections for name, value in one.to_json().items()},
+        **entries,
         "skill": None if skill is None else skill.to_dict(),
     }
     lines = [f"Not checked: {what}." for what in unchecked]

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from silodp.data.identity import IdentityProfile, load_profile
     from silodp.data.public import PublicData
     from silodp.data.silo_data import SiloData
+    from silodp.data.tables.kinds.column import Column
 
 __all__ = [
+    "Column",
     "Dataset",
     "Federation",
     "IdentityProfile",
@@ -37,5 +39,6 @@ __getattr__ = export_lazily(
         "identity": ("IdentityProfile", "load_profile"),
         "public": ("PublicData",),
         "silo_data": ("SiloData",),
+        "tables.kinds.column": ("Column",),
     },
 )

@@ -62,7 +62,7 @@ class Participation(Settings, ABC, prefix="participation."):
             """The public probability in (0, 1] with which a person takes part in a round."""
 
     @property
-    def period(self) -> int:
+    def rounds_drawn_together(self) -> int:
         """The number of consecutive rounds that are drawn together: their first one may cost more than the others."""
         return 1
 

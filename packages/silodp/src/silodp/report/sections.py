@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from markupsafe import Markup
 
 from silodp._lazy import Registry, load, make_missing_error
+from silodp.errors import SilodpError
 from silodp.runtime.run_files import ATTACK, STATISTICS_PAGE
+from silodp.text import name_class
 
 if TYPE_CHECKING:  # both read sections
     from silodp.report.page import PictureFolder
@@ -85,7 +87,7 @@ class ReportSection:
         return ""
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return entries for `silodp report --json`."""
+        """Return entries for `silodp report --json`, by keys that nothing else there has."""
         return {}
 
     def describe(self) -> list[str]:
@@ -111,6 +113,29 @@ def read_sections(directory: Path, run: RunRecord) -> dict[str, ReportSection]:
             raise make_missing_error(extra, str(directory / file))
     found = ((name, kind.read(directory, run)) for name, kind in _list_kinds())
     return {name: section for name, section in found if section is not None}
+
+
+def merge_json(sections: Iterable[ReportSection], taken: Iterable[str]) -> dict[str, Any]:
+    """Return the entries of all sections for `silodp report --json`.
+
+    Args:
+        sections: The sections, those of silodp first.
+        taken: The keys that no section may have.
+
+    Raises:
+        SilodpError: a section has a key that is taken, or another one's (code plugin.returned).
+    """
+    found: dict[str, Any] = {}
+    for section in sections:
+        added = section.to_json()
+        # A program that reads "report" must not find a stranger's text there.
+        if twice := sorted(added.keys() & {*taken, *found}):
+            raise SilodpError(
+                f"{name_class(type(section))}.to_json returned the key '{twice[0]}', which is taken: give another one.",
+                code="plugin.returned",
+            )
+        found |= added
+    return found
 
 
 def list_pictures() -> list[str]:

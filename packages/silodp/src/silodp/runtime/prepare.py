@@ -176,7 +176,7 @@ def assemble_spec(
 
 def _check_period(spec: RunSpec) -> None:
     """Refuse events of plug-ins that charge the rounds of an allocation differently: only the first one is paid for."""
-    rounds = spec.method.participation_rule.period
+    rounds = spec.method.participation_rule.rounds_drawn_together
 
     def list_allocated(number: int) -> list[ExtensionEvent]:
         nested = (inner for event in spec.round_events(None, number).values() for inner in list_nested(event))
@@ -189,8 +189,8 @@ def _check_period(spec: RunSpec) -> None:
         if (found and rounds == 1) or found != [event.move_to_round(place, rounds) for event in paid]:
             raise SilodpError(
                 f"{name_class(type(spec.method))}: the event of round {number + 1} is none of its allocation: of the "
-                "rounds of an ExtensionEvent the first one is paid for, so the period of the participation must be "
-                "theirs, and all else in them the same.",
+                "rounds of an ExtensionEvent the first one is paid for, so rounds_drawn_together of the participation "
+                "must be theirs, and all else in them the same.",
                 code="plugin.returned",
                 field="method",
             )

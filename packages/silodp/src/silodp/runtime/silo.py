@@ -29,6 +29,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods.roles import compute_user_weights
 from silodp.runtime.gate import Gate
 from silodp.runtime.local_work import Block, LocalRecords, LocalWork, Release, Run
+from silodp.text import name_class
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store, get_or_make
@@ -301,7 +302,16 @@ class Silo:
             here = self._persons
             drawn[:] = False
             own = rates if isinstance(rates, float) else rates[here]
-            drawn[here] = self._method.participation_rule.draw(self._get_coins(), round_, own)
+            rule = self._method.participation_rule
+            sample = rule.draw(self._get_coins(), round_, own)
+            if getattr(sample, "shape", None) != here.shape or sample.dtype != bool:
+                # Without what it is: others may read why a silo refused, and not how many persons it has.
+                raise SilodpError(
+                    f"{name_class(type(rule))}.draw: return an array of one boolean for each person of `coins`.",
+                    code="plugin.returned",
+                    field="participation",
+                )
+            drawn[here] = sample
         return drawn
 
     def _get_coins(self) -> PersonCoins:

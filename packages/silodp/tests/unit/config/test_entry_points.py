@@ -72,6 +72,20 @@ def test_what_is_no_method_is_refused(name: str, code: str) -> None:
         configured(name)
 
 
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("name", "also"), [("not-thre", "not-there"), ("by_clip", "by-clip"), ("zzz", "by-clip")]
+)
+def test_installed_parts_are_suggested_without_an_import(name: str, also: str) -> None:
+    with refused("argument.value") as caught:
+        find_plugin(name, METHODS, Method, "method.name")
+    assert also in str(caught.value)
+    # Where no plug-in may stand, none is suggested.
+    with refused("argument.value") as caught:
+        lookup(name, METHODS, "method.name")
+    assert also not in str(caught.value)
+
+
 def test_parts_are_listed_without_an_import() -> None:
     unknown: Registry[Any] = Registry("parts", {"a": "no_such_module:A", "b": "math:pi"})
     assert list(unknown) == ["a", "b"]
@@ -138,6 +152,26 @@ def test_a_stranger_takes_no_name_of_an_extension(tmp_path: Path, monkeypatch: p
     assert parts.find_reference("part-a") is None
     assert parts.find_reference("part_a") is None
     assert parts.find_reference("new") == "zzz:A"
+
+
+@pytest.mark.parametrize(
+    "content", ["def broken(:", "raise RuntimeError('none')", "raise SystemExit(3)", "other = 1"]
+)
+def test_a_command_that_cannot_be_imported_leaves_the_others(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _install(tmp_path, monkeypatch, "[silodp.commands]\napprove = broken_command:approve\n")
+    (tmp_path / "broken_command.py").write_text(content)
+    monkeypatch.delitem(sys.modules, "broken_command", raising=False)
+    group = typer.main.get_command(app)
+    group.main(["--help"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("approve" in line and "cannot be imported" in line for line in lines)
+    assert any("predict" in line for line in lines)
+    for arguments in ([], ["--help"], ["runs/a", "--by", "x"]):
+        with refused("config.not_importable") as caught:
+            group.main(["approve", *arguments], standalone_mode=False)
+        assert "broken_command:approve" in str(caught.value)
 
 
 def test_an_extension_that_is_not_installed_is_named() -> None:

@@ -6,8 +6,10 @@ import json
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ import pytest
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config, read_table_schema
 from silodp.data.federation import Federation
+from silodp.data.tables.kinds.column import Column
 from silodp.data.tables.kinds.numeric import NumericColumn
 from silodp.data.tables.reader import read_inputs
 from silodp.data.tables.schema import Schema
 from silodp.plugins import refuse_plugins
 from silodp.report.page import write_report
+from silodp.settings import Positive
 from support.places import ROOT
 from support.refusals import refused
 
@@ -81,8 +85,13 @@ def test_a_run_states_the_code_and_its_report_runs_none_of_it(folder: Path) -> N
 @pytest.mark.parametrize("kind", ["ordinal.py:Ordinal", "ordinal:Ordinal", 3, None])
 @pytest.mark.usefixtures("folder")
 def test_a_kind_is_named_by_an_entry_point_alone(kind: Any) -> None:
-    with refused("data.schema"):
+    with refused("data.schema") as caught:
         read(other={"stage": {"kind": kind, "levels": ["I", "II"]}})
+    assert "silodp.column_kinds" in str(caught.value)
+    assert ("not taken from a file" in str(caught.value)) == isinstance(kind, str)
+    with refused("argument.value") as caught:
+        read(other={"stage": {"kind": "hour"}})
+    assert "silodp.column_kinds" in str(caught.value)
 
 
 @pytest.mark.usefixtures("folder")
@@ -104,6 +113,57 @@ def test_features_of_another_shape_are_refused(wrong: str, folder: Path) -> None
     (folder / "ordinal.py").write_text(code)
     with refused("plugin.returned"):
         read()
+
+
+@dataclass(frozen=True)
+class Hour(Column):
+    """A plug-in whose fields have checks of their own."""
+
+    period: Positive
+    names: Sequence[str] = ()
+    codes: Literal["hour"] = "hour"
+
+    def list_features(self, name: str) -> list[str]:
+        return [name]
+
+    def encode(self, cells: Any) -> Any:
+        return cells.parse_numbers()[:, None] / self.period
+
+    def describe(self, quote: Any) -> tuple[str, str]:
+        return "hours", "refused"
+
+
+class Unfrozen(Hour):
+    """Its field would be a constant of the class."""
+
+    other: Positive = 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "field"),
+    [
+        ({"period": -3}, "argument.value", "period"),
+        ({"period": "a"}, "argument.type", "period"),
+        ({"period": 24, "names": "a"}, "argument.type", "names"),
+        ({}, "data.schema", None),
+    ],
+)
+def test_fields_of_a_plug_in_are_checked_by_their_annotations(
+    settings: dict[str, Any], code: str, field: str | None
+) -> None:
+    with refused(code) as caught:
+        Hour.read("at", settings)
+    assert caught.value.field == ("data.schema.other" if field is None else f"data.schema.other.at.{field}")
+    with refused("plugin.not_frozen"):
+        Unfrozen.read("at", {"period": 24})
+
+
+def test_a_field_codes_of_a_plug_in_says_nothing_of_the_array_of_codes() -> None:
+    table = {"user": "u", "label": "l", "kind": "real"}
+    coded = {"b": {"categories": ["x", "y"], "codes": True}}
+    schema = Schema(**table, categorical=coded, other={"at": Hour(24)})
+    assert schema.features == ("at", "b=x|y")
+    assert [one.shape for one in schema.list_inputs()] == [(1,), (1,)]
 
 
 def test_an_unknown_setting_and_kind_are_refused_and_near_names_suggested() -> None:

@@ -265,7 +265,7 @@ class Table:
         """Return (n, features) float32, scaled and one-hot by the schema; with codes the arrays of `list_inputs`."""
         codes = self.schema.code_columns()
         width = sum(
-            len(kind.list_features(name)) for name, kind in self.schema.kinds.items() if not kind.codes
+            len(kind.list_features(name)) for name, kind in self.schema.kinds.items() if name not in codes
         )
         numbers = np.empty((self.size, width), dtype=np.float32)
         codes_of, place = [], 0

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from silodp.errors import SilodpError
-from silodp.text import shorten, suggest_name
+from silodp.text import is_own, join_names, shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -127,18 +127,19 @@ def read_settings(
         declared: the table, or the object itself.
         section: the part of the schema, for `SilodpError.field`.
         where: what is declared, for messages.
-        common: an object whose fields stand where the table leaves one out; None: a first field without a default is
-            then None, which the caller refuses, and the others have their defaults.
+        common: an object whose fields stand where the table leaves one out; None: fields then have their defaults, or
+            without one, in a class of silodp's, None, which the caller refuses.
 
     Returns:
         None where something else than a table was declared.
 
     Raises:
-        SilodpError: the table has a field that the dataclass does not have.
+        SilodpError: the table has a field that the dataclass does not have, or lacks one that a plug-in needs.
     """
     if isinstance(declared, kind) or not isinstance(declared, Mapping):
         return declared if isinstance(declared, kind) else None
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    given = [one for one in fields(kind) if one.init]  # type: ignore[arg-type]
+    known = [one.name for one in given]
     for name in declared:
         if name not in known:
             remedy = suggest_name(str(name), known) or f"use {', '.join(known)}."
@@ -146,9 +147,11 @@ def read_settings(
     if common is not None:
         # The checks of the dataclass run again, for the combination of both.
         return replace(common, **declared)  # type: ignore[type-var]
-    first = fields(kind)[0]  # type: ignore[arg-type]
-    is_required = first.default is MISSING and first.default_factory is MISSING
-    return kind(**{**({first.name: None} if is_required else {}), **declared})
+    required = [one.name for one in given if one.default is MISSING and one.default_factory is MISSING]
+    missing = [name for name in required if name not in declared]
+    if missing and not is_own(kind):
+        raise refuse_schema(section, f"{where} lacks {join_names(missing)}; set what has no default")
+    return kind(**{**dict.fromkeys(missing), **declared})
 
 
 def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:

@@ -389,8 +389,8 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, "column=category", or for codes "column=category|category"."""
-        # Codes are an array of their own.
-        ordered = sorted(self.kinds.items(), key=lambda item: item[1].codes)
+        coded = self.code_columns()  # an array of their own
+        ordered = sorted(self.kinds.items(), key=lambda item: item[0] in coded)
         return tuple(feature for name, column in ordered for feature in column.list_features(name))
 
     @cached_property
@@ -505,16 +505,17 @@ def _read_other(name: str, declared: Any) -> Column:
     if isinstance(declared, Column):
         return type(declared).read(name, declared)
     kind = declared.get("kind") if isinstance(declared, Mapping) else None
+    others = f"a kind of an installed package (entry point silodp.{COLUMN_KINDS.kind})"
     if not isinstance(kind, str) or is_reference(kind):
-        known = ", ".join(COLUMN_KINDS)
-        reason = (
-            f"other column {name!r} is {shorten(declared)}; give a table with kind, a name such as {known}"
-        )
+        known = ", ".join((*COLUMN_KINDS, *COLUMN_KINDS.references))
+        reason = f"other column {name!r} is {shorten(declared)}; give a table with kind, one of {known}, or {others}"
+        if isinstance(kind, str):
+            reason += ": tables are read in every silo, so a kind is not taken from a file or module"
         raise refuse_schema(f"other.{name}", reason)
     settings = {key: value for key, value in declared.items() if key != "kind"}
     is_own_kind = find_reference(kind, COLUMN_KINDS) is None
     found = (
-        lookup(kind, COLUMN_KINDS, f"{where}.kind")
+        lookup(kind, COLUMN_KINDS, f"{where}.kind", others)
         if is_own_kind
         else find_plugin(kind, COLUMN_KINDS, Column, f"{where}.kind")
     )

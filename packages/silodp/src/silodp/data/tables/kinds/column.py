@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -12,26 +12,37 @@ from numpy.typing import NDArray
 
 from silodp._lazy import Registry
 from silodp.data.tables.columns import read_settings, refuse_schema
-from silodp.text import shorten
+from silodp.errors import SilodpError
+from silodp.settings import Settings, check_is_dataclass
+from silodp.text import is_own, shorten
 
 if TYPE_CHECKING:
     from silodp.data.tables.cells import Cells
 
 
-class Column(ABC):
+@dataclass(frozen=True)
+class Column(Settings, ABC):
     """The public constants of one column of features: never values computed from rows.
 
-    A subclass is a frozen dataclass. [data.schema.other.NAME] sets its fields, beside `kind`, which names it. The
-    features of a record follow from these constants and from its own cell alone: what depended on other rows would let
-    persons influence each other, and no ε would hold.
+    A subclass is a frozen dataclass. [data.schema.other.NAME] sets its fields, beside `kind`, which names it; they are
+    checked by their annotations (`silodp.settings`), and together by `check`. The features of a record follow from
+    these constants and from its own cell alone: what depended on other rows would let persons influence each other, and
+    no ε would hold.
     """
 
     section: ClassVar[str] = "other"
     """The part of the schema that declares such columns."""
     is_number: ClassVar[bool] = False
     """Whether cells are numbers, so that -9.0 is the missing code -9."""
-    codes: bool = False
-    """Whether `encode` gives one number of a category from 0, (d, 1) int64, for the array of codes."""
+
+    def __post_init__(self) -> None:
+        """Check the fields of a plug-in by their annotations; kinds of silodp say more in `check`.
+
+        Raises:
+            SilodpError: as `Settings`.
+        """
+        if not is_own(type(self)):
+            super().__post_init__()
 
     @classmethod
     def read(cls, name: str, declared: Any) -> Self:
@@ -45,11 +56,18 @@ class Column(ABC):
             SilodpError: A wrong type, or constants that do not fit each other.
         """
         where = f"{cls.section} column {name!r}"
-        found = read_settings(cls, declared, cls.section, where)
+        check_is_dataclass(cls)
+        try:
+            found = read_settings(cls, declared, cls.section, where)
+        except SilodpError as error:
+            if error.field and error.field.startswith("data.schema"):
+                raise
+            reason = f"{where}: {str(error).rstrip('.')}"
+            raise refuse_schema(f"{cls.section}.{name}.{error.field}", reason, error.code) from None
         if found is None:
             found = cls._read_short(declared)
         if found is None:
-            known = ", ".join(one.name for one in fields(cls))  # type: ignore[arg-type]
+            known = ", ".join(one.name for one in fields(cls))
             raise refuse_schema(
                 f"{cls.section}.{name}", f"{where} is {shorten(declared)}; give a table of {known}"
             )
@@ -61,7 +79,7 @@ class Column(ABC):
         """Return the column of a short form, such as [low, high] in place of a table; None where there is none."""
         return None
 
-    def check(self, where: str) -> None:  # noqa: B027  most kinds refuse nothing
+    def check(self, where: str) -> None:
         """Refuse constants that do not fit each other; by default none are refused.
 
         Args:
