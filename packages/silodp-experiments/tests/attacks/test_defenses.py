@@ -190,7 +190,7 @@ class CutsNothing(UldpAvg):
 
     def local_update(self, context):
         stream = super().local_update(context)
-        rows = (replace(chunk, factors=torch.ones_like(chunk.factors), norms=None) for chunk in stream.chunks)
+        rows = (replace(chunk, factors=torch.ones_like(chunk.factors)) for chunk in stream.chunks)
         return replace(stream, chunks=rows)
 
 
