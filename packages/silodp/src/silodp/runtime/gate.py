@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from silodp.accounting.events import Event
+from silodp.accounting.events import Composed, Event
 from silodp.accounting.ledger import find_exceeded_limit
 from silodp.accounting.series_ledger import LedgerView
 from silodp.accounting.views import Adversary
@@ -398,14 +398,18 @@ class Gate:
                     "that request alone; repeat it, or go on with the next round without this silo",
                 )
             return
-        number = request.round
-        if self._spec.method.budgets.retires_after is not None:
-            # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how many
-            # it has answered. All other costs follow from the round itself, whoever answered those before it.
-            series = self.ledger.series
-            answered = {one.round for one in self.ledger.history if one.series == series} - {request.round}
-            number = min(number, len(answered))
-        events = self._spec.silo_events(self._name, number, release)
+        # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
+        # many it has answered.
+        series = self.ledger.series
+        answered = {one.round for one in self.ledger.history if one.series == series} - {request.round}
+        events = self._spec.silo_events(self._name, min(request.round, len(answered)), release)
+        if self._spec.has_plugins:
+            # Whether a plug-in's cost follows from the round itself or from those answered, nobody knows: both.
+            others = self._spec.silo_events(self._name, request.round, release)
+            events = {
+                name: event if event == others[name] else Composed((event, others[name]))
+                for name, event in events.items()
+            }
         exceeded = find_exceeded_limit(self._spec.silo_limits, partial(self.ledger.epsilon_after, events))
         if exceeded is not None:
             adversary, spent = exceeded

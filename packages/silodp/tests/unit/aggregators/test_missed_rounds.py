@@ -60,4 +60,4 @@ def test_a_silo_that_missed_cheap_rounds_charges_what_the_others_cost() -> None:
     assert late > 5 * early
     whole = charge(range(10))
     assert whole is not None
-    assert late <= whole
+    assert late <= 2 * whole
