@@ -28,7 +28,7 @@ test: $(DEVELOPED)
 	$(PYTEST)
 
 test-slow: $(DEVELOPED)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --durations=40
 
 # Server and silos as separate processes over TLS, and their faults; 300 random kills, of which test-slow has 10.
 test-deploy: $(DEVELOPED)
