@@ -80,8 +80,10 @@ def split_reference(reference: str) -> tuple[str, str]:
     return place, name
 
 
-def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: str) -> type[T]:
-    """Return the class of a method, an aggregator or an accountant.
+def find_plugin(
+    name: str, registry: Mapping[str, type[T]], base: Any, where: str, also: str = "FILE.py:CLASS"
+) -> type[T]:
+    """Return the class of a part, such as a method or a kind of column.
 
     Args:
         name: A name in `registry`, a name that an installed distribution adds by an entry point, or a reference to a
@@ -89,13 +91,14 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
         registry: The classes of silodp by name.
         base: The class that an outside class must be derived from.
         where: The field of the configuration, for messages.
+        also: What else may be named, for the message about an unknown name.
 
     Raises:
         SilodpError: an unknown name, a module that cannot be imported, or an object that is no such class.
     """
     reference = find_reference(name, registry)
     if reference is None:
-        return lookup(name, registry, where, "FILE.py:CLASS")
+        return lookup(name, registry, where, also)
     found = import_reference(reference, where)
     if not (isinstance(found, type) and issubclass(found, base)):
         kind = f"{base.__module__}.{base.__name__}"

@@ -124,7 +124,7 @@ class ExtensionEvent(ABC):
 
     @abstractmethod
     def move_to_round(self, place: int, period: int) -> ExtensionEvent:
-        """Return the event of the round at a place among `period`, which are `Participation.rounds_drawn_together`."""
+        """Return the event of the round at a place, from 0, among the `period` rounds that are drawn together."""
 
     @abstractmethod
     def isolate_round(self) -> Event:

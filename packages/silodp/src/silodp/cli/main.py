@@ -80,10 +80,8 @@ class _Commands(Mapping[str, click.Command]):
         reference = COMMANDS.references[name]
         try:
             return self._make_command(name, load(reference))
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a stranger's module may raise anything; others are still listed
+        # A stranger's module may raise anything, or call sys.exit; the others are still listed.
+        except (Exception, SystemExit) as error:
             return _make_broken_command(name, reference, error)
 
     def _make_command(self, name: str, found: Callable[..., None] | typer.Typer) -> click.Command:

@@ -35,8 +35,8 @@ from silodp.data.tables.columns import (
 from silodp.data.tables.kinds.categorical import CategoricalColumn
 from silodp.data.tables.kinds.column import COLUMN_KINDS, Column
 from silodp.data.tables.kinds.numeric import NumericColumn
-from silodp.errors import SilodpError, lookup
-from silodp.plugins import find_plugin, find_reference, is_reference, refuse_plugins
+from silodp.errors import SilodpError
+from silodp.plugins import find_plugin, is_reference, refuse_plugins
 from silodp.settings import Range, check_choice, check_type
 from silodp.text import first_line, is_own, shorten, suggest_name
 
@@ -501,7 +501,6 @@ def _read_other(name: str, declared: Any) -> Column:
     Raises:
         SilodpError: there is no such kind, it is code that may not be run here, or its settings do not fit.
     """
-    where = f"data.schema.other.{name}"
     if isinstance(declared, Column):
         return type(declared).read(name, declared)
     kind = declared.get("kind") if isinstance(declared, Mapping) else None
@@ -513,13 +512,9 @@ def _read_other(name: str, declared: Any) -> Column:
             reason += ": tables are read in every silo, so a kind is not taken from a file or module"
         raise refuse_schema(f"other.{name}", reason)
     settings = {key: value for key, value in declared.items() if key != "kind"}
-    is_own_kind = find_reference(kind, COLUMN_KINDS) is None
-    found = (
-        lookup(kind, COLUMN_KINDS, f"{where}.kind", others)
-        if is_own_kind
-        else find_plugin(kind, COLUMN_KINDS, Column, f"{where}.kind")
+    return find_plugin(kind, COLUMN_KINDS, Column, f"data.schema.other.{name}.kind", others).read(
+        name, settings
     )
-    return found.read(name, settings)
 
 
 def _name_kind(kind: type[Column]) -> str | None:
