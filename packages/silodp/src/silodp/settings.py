@@ -382,7 +382,8 @@ def check_list(name: str, value: object, kind: type) -> None:
     """Check that a value is a list or another sequence, each item of a type."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if not is_list or not all(isinstance(item, kind) for item in cast("Sequence[object]", value)):
-        raise _refuse(name, value, f"give a list, each item a {kind.__name__}", "argument.type")
+        items = "" if kind is object else f" of {kind.__name__}"
+        raise _refuse(name, value, f"give a list{items}", "argument.type")
 
 
 def check_path(name: str, value: object) -> None:
