@@ -271,6 +271,8 @@ def check_value(name: str, value: Any, declared: Any) -> None:
             check_value(name, value, alone[0]) if len(alone) == 1 else _check_kinds(name, value, choices)
     elif _is_list(declared):
         check_list(name, value, object)
+        if members[0] in _KINDS and set(map(type, value)) <= {members[0]}:
+            return  # a list may have the keys of a million persons
         for item in value:
             check_value(name, item, members[0])
     elif isinstance(declared, type) and issubclass(declared, Settings):
@@ -381,7 +383,10 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 def check_list(name: str, value: object, kind: type) -> None:
     """Check that a value is a list or another sequence, each item of a type."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not is_list or not all(isinstance(item, kind) for item in cast("Sequence[object]", value)):
+    # By their types first: a list may have the keys of a million persons.
+    if not is_list or not all(
+        issubclass(each, kind) for each in set(map(type, cast("Sequence[object]", value)))
+    ):
         items = "" if kind is object else f" of {kind.__name__}"
         raise _refuse(name, value, f"give a list{items}", "argument.type")
 

@@ -96,6 +96,14 @@ def test_new_writes_a_profile_once(folder: Path, silodp: Silodp) -> None:
         ("--width 4 --missing own", "missing"),
         ("--width 4 --check mod10", "check"),
         ("--kind pseudonym --check luhn", "check"),
+        ("--country SE --number passport", "number"),
+        ("--country SE", "number"),
+        ("--country SE --number personnummer --width 12", "width"),
+        ("--country NO --number fodselsnummer --reference-year 2026", "reference_year"),
+        ("--width 4 --weights 4,3,x --modulus 11", "weights"),
+        ("--width 4 --weights 4,3 --modulus 11 --remainders 0_987654321", "weights"),
+        ("--width 4 --weights 4,3,2 --modulus 11 --remainders 0_98", "remainders"),
+        ("--width 4 --layout ##-## --layout ##/##", "layouts"),
     ],
 )
 def test_new_refuses_settings_and_writes_nothing(
@@ -245,3 +253,50 @@ def test_the_profile_is_found_beside_the_configuration(
     assert planned.status == 0, planned.err
     (folder / "identity.toml").unlink()
     assert_sentence(silodp("plan", folder / "two.toml"), str(folder / "identity.toml"), code="identity.file")
+
+
+def test_a_national_number_is_read_by_its_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silodp: Silodp
+) -> None:
+    """Two silos write a person with and without the century; a third writes somebody 100 years older."""
+    monkeypatch.chdir(tmp_path)
+    new = "identity new --study s --population 9 --country SE --number personnummer --reference-year 2026 --json"
+    assert silodp(*new.split()).status == 0
+    profile = load_profile("identity.toml")
+    assert (profile.kind, profile.country, profile.reference_year, profile.placeholders) == (
+        "national", "SE", 2026, (),
+    )  # fmt: skip
+    cells = {"north": "19811228-9874", "south": "811228-9874", "west": "811228+9874"}
+    for name, cell in cells.items():
+        (tmp_path / f"{name}.csv").write_text(
+            f"patient,age,ill,part\n{cell},30,no,train\n{cell},40,yes,test\n"
+        )
+        found = silodp("identity", "check", "identity.toml", f"{name}.csv", "--column", "patient", "--json")
+        assert (found.status, found.json["persons"], found.json["suspicions"]) == (0, 1, [])
+        assert cell[-4:] not in found.out
+    (tmp_path / "three.toml").write_text(
+        CONFIG.replace('"two"', '"three"').replace('"south.csv"', '"south.csv", "west.csv"')
+    )
+    done = silodp("run", "three.toml", "--json")
+    assert done.status == 0, done.err
+    assert done.json["persons_by_silos"] == {"0": 7, "1": 1, "2": 1}
+    (tmp_path / "south.csv").write_text(
+        "patient,age,ill,part\n8112289874,30,no,train\n811228-9875,30,no,train\n"
+    )
+    found = silodp("identity", "check", "identity.toml", "south.csv", "--column", "patient", "--json")
+    assert (found.status, found.json["refused"]) == (1, {"century": 1, "check_digit": 1})
+    assert_sentence(silodp("run", "three.toml"), "data row 1 ", code="identity.cell")
+
+
+def test_a_rule_of_ones_own_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silodp: Silodp
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = "--width 7 --kind code --weights 7,6,5,4,3,2 --modulus 11 --remainders _0987654321"
+    new = f"identity new --study s --population 9 {own} --letters _ABCDEFGHJKLMNPQRSTUVWXYZ"
+    assert silodp(*new.split()).status == 0
+    profile = load_profile("identity.toml")
+    assert profile.weights == (7, 6, 5, 4, 3, 2)
+    assert [isinstance(found, str) for found in profile.parse_column(["abc1235", "ABC1236", "ZZZ0016"])] == [
+        True, False, True,
+    ]  # fmt: skip

@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from silodp.data import Description
 from silodp.data.tables.draft import draft_config
+from silodp.data.tables.sources.delimited import DelimitedText
 from support.commands import Silodp, assert_sentence
 
 ROWS = [
@@ -108,9 +110,39 @@ def test_headers_and_cells_cannot_write_settings(silodp: Silodp, tmp_path: Path,
     done = silodp("data", "inspect", "a.csv", "--user", "id", "--label", "ill")
     assert done.status == 0, done.err
     drafted = tomllib.loads(done.out)
-    assert drafted["rounds"] == 10
+    assert drafted["rounds"] == 40
     assert set(drafted) == {"rounds", "delta", "data", "method"}
     assert re.search(r"# FILL IN. ROWS: \[\"a\\n\[evil\]0", done.out)
+
+
+def test_names_that_a_file_has_for_its_codes_stand_in_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv"
+    rows = [f"{n % 30},{n % 4 + 1},{n % 11},{n % 3:02},{n % 2}\n" for n in range(120)]
+    path.write_text("id,school,pain,ward,ill\n" + "".join(rows))
+    school = {"1": "none", "2": "some\nrounds = 99", "3": "more", "4": "much", "5": "most"}
+    described = {
+        "id": Description(labels={str(n): "somebody" for n in range(30)}),
+        "school": Description("level", school, ["9 (refused)"]),
+        "pain": Description(labels={"0": "none", "10": "worst"}),  # a scale, of which the ends have names
+        "ward": Description(labels={"00": "a", "01": "b", "02": "c"}),
+        "ill": Description(labels={"0": "no", "1": "yes"}),
+    }
+    plain = draft_config(path, "id", "ill")
+    monkeypatch.setattr(DelimitedText, "describe_columns", lambda self: described)
+    text = draft_config(path, "id", "ill")
+    found, without = (tomllib.loads(one)["data"]["schema"] for one in (text, plain))
+    assert list(found["numeric"]) == ["pain"]
+    assert list(found["categorical"]) == ["school", "ward"]
+    assert found.keys() == without.keys()
+    assert '["00", "01", "02"]. THE FILE: "00" is "a"' in text
+    assert '"level", "1" is "none"' in text
+    assert 'no value: ["9 (refused)"]' in text
+    # To agree on the names is to take the marks of comments away.
+    lines = text[text.index("# [data.schema.silos.") :].partition("\n\n")[0].replace("# ", "")
+    values = tomllib.loads(lines)["data"]["schema"]["silos"]["a"]["values"]
+    assert values == {"school": school, "ward": described["ward"].labels, "ill": {"0": "no", "1": "yes"}}
 
 
 def test_a_draft_is_toml_with_any_name_and_lists_every_column(tmp_path: Path) -> None:
@@ -130,6 +162,7 @@ def write_doubtful(folder: Path, ending: str = "csv") -> Path:
             "id": [f"P{n}" for n in range(60)],
             "chol": ["?" if n % 9 == 0 else str(120 + n) for n in range(60)],
             "fbs": ["01?"[n % 3] for n in range(60)],
+            "crp": ["k.A." if n % 9 == 0 else f"{n},5" for n in range(60)],
             "cost": [f"{1 + n}.{100 + n},50" for n in range(60)],
             "icd": [f"I{10 + n}.1" for n in range(60)],
             "note": [f"came by bus {n}" for n in range(60)],
@@ -150,9 +183,13 @@ def test_columns_that_are_no_categories_are_described(tmp_path: Path, silodp: Si
     done = silodp(*question)
     lines = {name: line for line in done.out.splitlines() for name in re.findall('"([a-z]+)"', line)[:1]}
     found = {name: line.partition(": ")[2] for name, line in lines.items() if line.startswith("# ROWS")}
-    assert found.keys() == {"chol", "cost", "icd", "note", "zero", "empty"}
-    for name, hint in (("chol", '--missing "?"'), ("cost", "--decimal"), ("icd", "codes = true")):
-        assert [one for one, text in found.items() if hint in text] == [name]
+    assert found.keys() == {"chol", "crp", "cost", "icd", "note", "zero", "empty"}
+    for names, hint in (
+        (["chol"], '--missing "?"'),
+        (["crp", "cost"], "--decimal"),
+        (["icd"], "codes = true"),
+    ):
+        assert [one for one, text in found.items() if hint in text] == names
     assert (found["zero"], found["empty"]) == (
         '"zero": one value only',
         '"empty": no value, 60 of 60 missing',
@@ -182,5 +219,76 @@ def test_running_numbers_and_marks_of_missing_values_are_doubted(tmp_path: Path)
         next(line for line in lines if line.startswith(f'"{name}"')) for name in ("case", "score", "change")
     )
     assert case.endswith("another whole number: delete this line if it numbers rows or cases")
-    assert score.endswith("if -9 stands for no value, add --missing -9")
+    assert score.endswith("if -9 stands for no value, add --missing-in score=-9")
     assert change.endswith("median -0.5")
+
+
+@pytest.mark.parametrize(
+    ("codes", "named"),
+    [
+        ([-1, -9, 999], [-9, -1, 999]),
+        ([-9, -8, -7], [-9, -8, -7]),
+        ([9999, 888], [888, 9999]),
+        ([-2, -1], []),
+        ([-9, -3.5], []),
+        ([99], []),
+        ([250], []),
+    ],
+)
+def test_codes_of_missing_values_are_named_where_no_number_is_near(tmp_path, codes, named) -> None:
+    """Sodium in mmol/l is 120 to 160: 99 may be one, and 888 is none."""
+    values = [*(120 + n % 40 for n in range(60)), *codes, *codes]
+    rows = [f"p{n},{value},{n % 2}" for n, value in enumerate(values)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,sodium,ill", *rows, ""]))
+    line = next(
+        x for x in draft_config(tmp_path / "t.csv", "id", "ill").splitlines() if x.startswith('"sodium"')
+    )
+    options = " ".join(f"--missing-in sodium={code}" for code in named)
+    assert line.endswith(f"stand for no value, add {options}") if named else "--missing" not in line
+
+
+def test_codes_are_drafted_as_categories_and_limits_as_limits(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "id": [f"p{n // 3}" for n in range(300)],
+            "ward_id": [n % 9 for n in range(300)],
+            "gender_concept_id": [(8507, 8532, 0)[n % 3] for n in range(300)],
+            "site_code": [f"{n % 11:02}" for n in range(300)],
+            "mcc": [5000 + n % 40 for n in range(300)],
+            "triage": [1 + n % 5 for n in range(300)],
+            "pain": [n % 11 for n in range(300)],
+            "loss": [-0.5 - n % 12 for n in range(300)],
+            "humid": [0.5 + n % 3 for n in range(300)],
+            "CRP": ["<0.5" if n % 4 == 0 else ">300" if n % 50 == 1 else f"{n / 4}" for n in range(300)],
+            "lipid": ["<3" if n % 4 == 0 else "?" if n % 4 == 1 else f"{n}" for n in range(300)],
+            "left": ["31.12.9999" if n % 9 == 0 else f"{1 + n % 28:02}.03.2021" for n in range(300)],
+            "ill": ["no", "yes"] * 150,
+        }
+    )
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    text = draft_config(tmp_path / "a.csv", "id", "ill")
+    found = tomllib.loads(text)["data"]["schema"]
+    assert found["categorical"] == {"ward_id": [], "gender_concept_id": [], "site_code": [], "triage": []}
+    assert found["numeric"].keys() == {"pain", "loss", "humid", "CRP", "left"}
+    assert found["numeric"]["CRP"] == {"range": [], "typical": [], "above": {}, "below": {}}
+    lines = {name: line for line in text.splitlines() for name in re.findall('"([A-Za-z_]+)"', line)[:1]}
+    assert 'ROWS: ["0", "8507", "8532"]' in lines["gender_concept_id"]
+    assert 'ROWS: ["00", "01", "02"' in lines["site_code"]
+    assert 'limits of detection "<0.5" and ">300"' in lines["CRP"]
+    assert lines["left"].endswith("add --missing-in left=31.12.9999")
+    assert "40 different whole numbers" in lines["mcc"]
+    assert "codes = true" in lines["mcc"]
+    assert '--missing "?"' in lines["lipid"]
+
+
+def test_codes_of_one_column_are_taken_out_of_it(tmp_path: Path, silodp: Silodp) -> None:
+    rows = [f"p{n},{999 if n % 9 == 0 else 100 + n},{999 if n % 9 == 1 else n},{n % 2}" for n in range(60)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["id,sodium,ferritin,ill", *rows, ""]))
+    question = ("data", "inspect", path, "--user", "id", "--label", "ill")
+    done = silodp(*question, "--missing-in", "sodium=999")
+    assert '"sodium" = { range = [], typical = [] }  # FILL IN. ROWS: 101 to 159' in done.out
+    assert "0 to 999" in done.out
+    assert tomllib.loads(done.out)["data"]["schema"]["reader"] == {"missing_in": {"sodium": ["999"]}}
+    assert_sentence(silodp(*question, "--missing-in", "sodum=999"), code="data.column")
+    assert_sentence(silodp(*question, "--missing-in", "999"), code="argument.value")

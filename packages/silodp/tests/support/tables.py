@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date
+from typing import Any
+
+import pandas as pd
+
 from silodp.data import Federation
-from silodp.data.tables.reader import Schema
+from silodp.data.tables.cells import Cells, Refusals, find_distinct_cells
+from silodp.data.tables.columns import Reader
+from silodp.data.tables.schema import Schema
+from silodp.data.tables.sources.frame import Frame
 
 
 def schema(**changes):
@@ -27,3 +35,11 @@ def write(folder, **tables):
 
 def read(folder, *, options=None, **tables):
     return Federation.from_tables(write(folder, **tables), schema(**(options or {})))
+
+
+def make_cells(column: pd.Series[Any], name: str, **reader: Any) -> Cells:
+    """Return the cells of a column of a data frame."""
+    source = Frame(column.to_frame(name), Reader(**reader))
+    found = find_distinct_cells(source, name, source.read_columns([name])[name])
+    refusals = Refusals(source.path)
+    return Cells(name, name, found.texts, found.mark(str), found.mark(date), found.rows, source, refusals)

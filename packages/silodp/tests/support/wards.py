@@ -67,14 +67,19 @@ def draw_wards(persons: int = 300, seed: int = 0, most_silos: int = 3, records: 
     return pd.DataFrame(rows)
 
 
-def write_wards(
-    folder: Path, frame: pd.DataFrame, *, head: str = "", method: str = "", noise: str = "epsilon = 1.0"
-) -> Path:
-    """Write a table per hospital, the public list of patients, and the configuration; return its path."""
+def write_tables(folder: Path, frame: pd.DataFrame) -> None:
+    """Write a table per hospital, and the public list of patients."""
     for hospital in HOSPITALS:
         part = frame[frame.hospital == hospital].drop(columns="hospital")
         part.to_csv(folder / f"{hospital}.csv", index=False)
     (folder / "patients.txt").write_text("".join(f"p{n}\n" for n in range(2 * frame.patient.nunique())))
+
+
+def write_wards(
+    folder: Path, frame: pd.DataFrame, *, head: str = "", method: str = "", noise: str = "epsilon = 1.0"
+) -> Path:
+    """Write the tables and the configuration; return its path."""
+    write_tables(folder, frame)
     path = folder / "wards.toml"
     path.write_text(CONFIG.format(head=head, method=method, noise=noise))
     return path

@@ -102,9 +102,24 @@ Separator = Annotated[
 Decimal = Annotated[str | None, typer.Option(help="Decimal mark of numbers that are text: '.' or ','.")]
 Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file, for example cp1252.")]
 Sheet = Annotated[str | None, typer.Option(help="Sheet to read, if a workbook has several.")]
+Query = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="Query whose result is the table, where TABLE is a database."),
+]
+OutFile = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Where to write it; default: standard output."),
+]
 Missing = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="Text that stands for no value, for example '?'. Can be repeated."),
+]
+MissingIn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=TEXT",
+        help="Text that stands for no value in one column, for example hb=999. Can be repeated.",
+    ),
 ]
 
 Trackers = Annotated[
@@ -220,12 +235,58 @@ class Interrupted(Exception):
     """Ctrl-C stopped the command; the text says how to continue."""
 
 
-def list_reader_settings(**options: Any) -> dict[str, Any]:
+def list_reader_settings(missing_in: Sequence[str] | None = None, **options: Any) -> dict[str, Any]:
     """Return the options that say how a table is written and that were given, as settings of a reader."""
+    texts = dict[str, list[str]]()
+    for column, text in read_pairs("--missing-in", missing_in, "COLUMN=TEXT, for example hb=999"):
+        texts.setdefault(column, []).append(text)
+    options["missing_in"] = texts
     given = {name: value for name, value in options.items() if value}
     if given.get("separator") == r"\t":  # as a shell passes it on
         given["separator"] = "\t"
     return given
+
+
+def check_new(out: Path | None) -> None:
+    """Refuse a file that is there, before anything is read.
+
+    Raises:
+        SilodpError: it is there (code run.exists).
+    """
+    if out is not None and out.exists():
+        raise SilodpError(f"{out} exists: choose another file with --out.", code="run.exists", field="out")
+
+
+def hand_out(name: str, text: str, out: Path | None, as_json: bool, told: str, mode: int = 0o666) -> None:
+    """Print a text, or write it to a new file.
+
+    Args:
+        name: What it is, the key of the JSON object.
+        text: The text.
+        out: The file; None prints the text.
+        as_json: Whether to print a JSON object.
+        told: What is said of the file, behind its name.
+        mode: The permissions of the file, less the process's umask.
+    """
+    from silodp.wire.files import write_durably
+
+    if out is None:
+        show({name: text}, as_json, [text.rstrip()])
+        return
+    write_durably(out, text.encode(), mode)
+    show({"path": str(out)}, as_json, [f"{out}: {told}"])
+
+
+def read_pairs(option: str, given: Sequence[str] | None, form: str) -> list[tuple[str, str]]:
+    """Return the columns and texts of an option that can be repeated; `form` says how it is written."""
+    found = []
+    for one in given or ():
+        # From the right: a name of a column may hold "=".
+        column, equals, text = one.rpartition("=")
+        if not equals:
+            raise SilodpError(f"{option} {one}: write {form}.", code="argument.value", field=option)
+        found.append((column, text))
+    return found
 
 
 @dataclass(frozen=True)

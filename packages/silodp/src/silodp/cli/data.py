@@ -14,9 +14,14 @@ from silodp.cli._console import (
     Encoding,
     Json,
     Missing,
+    MissingIn,
+    OutFile,
+    Query,
     Root,
     Separator,
     Sheet,
+    check_new,
+    hand_out,
     list_reader_settings,
     show,
 )
@@ -82,36 +87,31 @@ def data_inspect(
     table: Annotated[Path, typer.Argument(metavar="FILE", help="A silo's table.")],
     user: Annotated[str, typer.Option("--user", metavar="COLUMN", help="The column that names the person.")],
     label: Annotated[str, typer.Option("--label", metavar="COLUMN", help="The column to be predicted.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to write it; default: standard output."),
-    ] = None,
+    out: OutFile = None,
     separator: Separator = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
     sheet: Sheet = None,
     missing: Missing = None,
+    missing_in: MissingIn = None,
+    query: Query = None,
     as_json: Json = False,
 ) -> None:
     """Draft a configuration for a table, on this machine. Marks what it read off private rows."""
     from silodp.data.tables.columns import Reader
     from silodp.data.tables.draft import draft_config
-    from silodp.errors import SilodpError
-    from silodp.wire.files import PRIVATE_FILE, write_durably
+    from silodp.wire.files import PRIVATE_FILE
 
-    if out is not None and out.exists():
-        raise SilodpError(f"{out} exists: choose another file with --out.", code="run.exists", field="out")
+    check_new(out)
     settings = list_reader_settings(
-        separator=separator, decimal=decimal, encoding=encoding, sheet=sheet, missing=missing
+        separator=separator,
+        decimal=decimal,
+        encoding=encoding,
+        sheet=sheet,
+        missing=missing,
+        missing_in=missing_in,
     )
-    draft = draft_config(table, user, label, Reader(**settings))
-    if out is None:
-        show({"draft": draft}, as_json, [draft.rstrip()])
-        return
+    draft = draft_config(table, user, label, Reader(**settings), query)
     # Readable by its owner alone: the comments were read off private rows.
-    write_durably(out, draft.encode(), PRIVATE_FILE)
-    show(
-        {"path": str(out)},
-        as_json,
-        [f"{out}: fill in every [] from public knowledge; the comments behind it were read off private rows"],
-    )
+    told = "fill in every [] from public knowledge; the comments behind it were read off private rows"
+    hand_out("draft", draft, out, as_json, told, mode=PRIVATE_FILE)

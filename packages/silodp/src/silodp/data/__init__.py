@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from silodp.data.public import PublicData
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.kinds.column import Column
+    from silodp.data.tables.sources.source import Description, Source
 
 __all__ = [
     "Column",
     "Dataset",
+    "Description",
     "Federation",
     "IdentityProfile",
     "Origin",
     "PublicData",
     "SiloData",
+    "Source",
     "embedded",
     "load_profile",
 ]
@@ -40,5 +43,6 @@ __getattr__ = export_lazily(
         "public": ("PublicData",),
         "silo_data": ("SiloData",),
         "tables.kinds.column": ("Column",),
+        "tables.sources.source": ("Description", "Source"),
     },
 )

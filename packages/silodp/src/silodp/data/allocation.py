@@ -1,4 +1,4 @@
-"""The law by which simulated persons' records lie in silos, for benchmarks and synthetic tables.
+"""The law by which simulated persons' records lie in silos, for benchmarks.
 
 Source: ULDP-FL, section 5.1.1.
 """

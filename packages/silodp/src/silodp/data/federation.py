@@ -93,7 +93,7 @@ class Federation(Settings):
         for name in ("features", "user_keys"):
             value = getattr(self, name)
             is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-            if value is not None and not (is_list and all(isinstance(one, str) for one in value)):
+            if value is not None and not (is_list and set(map(type, value)) <= {str}):
                 raise self._make_error(f"{name} is {shorten(value)}; give a list, every one as text")
         super().__post_init__()
         object.__setattr__(self, "assumptions", as_assumptions(self.assumptions))

@@ -11,17 +11,14 @@ import pandas as pd
 import pytest
 
 from silodp.data import Federation
-from silodp.data.tables.cells import Cells, Refusals, read_column
-from silodp.data.tables.columns import Reader
+from silodp.data.tables.cells import Cells
 from silodp.data.tables.draft import draft_config
 from support.refusals import refused
-from support.tables import schema
+from support.tables import make_cells, schema
 
 
 def cells_of(column: Any, **reader: Any) -> Cells:
-    refusals, settings = Refusals(Path("rome.parquet")), Reader(**reader)
-    found = read_column(pd.Series(column), refusals.path, settings.decimal)
-    return Cells("age", "age", *found, settings, refusals)
+    return make_cells(pd.Series(column), "age", **reader)
 
 
 @pytest.mark.parametrize("kind", ["object", "str", "string[pyarrow]"])

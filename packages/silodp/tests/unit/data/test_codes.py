@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,6 @@ from silodp.data.public import PublicData
 from silodp.data.tables.kinds.categorical import CategoricalColumn
 from silodp.data.tables.reader import Schema, read_inputs
 from silodp.data.tables.subgroups import find_groups
-from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from support.refusals import refused
 
 ROWS = (
@@ -175,31 +173,3 @@ def test_a_missing_number_is_in_no_range():
     x[1, given.features.index("age is missing")] = 1
     [(_, _, chosen)] = find_groups(x, given, {"age": [40, 60]})
     assert chosen.tolist() == [True, False]
-
-
-@pytest.mark.parametrize("labels", ["classes", "real", "survival"])
-@pytest.mark.parametrize("has_numbers", [True, False])
-def test_a_synthetic_federation_has_codes_of_the_declared_categories(labels, has_numbers):
-    described = schema(numeric={"age": (0, 100)} if has_numbers else {})
-    if not has_numbers:
-        described = replace(described, categorical={"diagnosis": described.categorical["diagnosis"]})
-    public = replace(public_of(described), users=30, labels=labels)
-    public = public if labels == "classes" else replace(public, classes=None)
-    drawn = draw_federation(public, SyntheticSettings(20.0), 30, np.random.default_rng(1))
-    assert drawn.public().inputs == public.inputs
-    codes = np.concatenate([silo.x["codes"] for silo in drawn.silos])
-    assert np.unique(codes[:, 0]).tolist() == [0, 1, 2, 3]
-    assert ("numeric" in drawn.silos[0].x.keys()) is has_numbers  # noqa: SIM118
-
-
-def test_synthetic_labels_depend_on_codes():
-    public = replace(
-        public_of(schema(numeric={}, categorical={"d": {"categories": DIAGNOSES, "codes": True}})), users=30
-    )
-    spreads = []
-    for seed in range(5):
-        test = draw_federation(public, SyntheticSettings(), 30, np.random.default_rng(seed)).test
-        frequent = [c for c in range(4) if (test.x["codes"][:, 0] == c).sum() > 50]
-        shares = [test.y[test.x["codes"][:, 0] == code].mean() for code in frequent]
-        spreads.append(max(shares) - min(shares))
-    assert np.mean(spreads) > 0.2

@@ -37,13 +37,19 @@ HEART = IdentityProfile(
     kind="digits",
     width=10,
     layouts=("###-###-####", "### ### ####"),
+    separators="- ",
     check="mod11",
     placeholders=("0000000000", "9999999999"),
     population=200_000,
     overlap_note="national id",
 )
 PLAIN = IdentityProfile(
-    study="s", kind="digits", width=10, layouts=("###-###-####", "### ### ####"), population=100
+    study="s",
+    kind="digits",
+    width=10,
+    layouts=("###-###-####", "### ### ####"),
+    separators="- ",
+    population=100,
 )
 CODE = IdentityProfile(study="s", kind="code", width=6, layouts=("@@-####", "@@####"), population=100)
 PSEUDONYM = IdentityProfile(study="s", kind="pseudonym", population=100)
@@ -173,17 +179,17 @@ def test_missing_cells_and_placeholders() -> None:
                          ("mod97", "12345676"), ("mod97", LEI), ("iban", IBAN)]
 )  # fmt: skip
 def test_published_check_digits(check: str, value: str) -> None:
-    assert not find_wrong_checks(check, [value])
+    assert not find_wrong_checks(CHECKS[check], [value])
     for place, character in enumerate(value):  # every wrong single character is found
         others = set("0123456789") - {character} if character.isdigit() else set("abcdefgh") - {character}
         wrong = {value[:place] + other + value[place + 1 :] for other in others}
-        assert find_wrong_checks(check, wrong) == wrong
+        assert find_wrong_checks(CHECKS[check], wrong) == wrong
     swapped = value[:-2] + value[-1] + value[-2]
-    assert find_wrong_checks(check, [swapped]) == ({swapped} if swapped != value else set())
+    assert find_wrong_checks(CHECKS[check], [swapped]) == ({swapped} if swapped != value else set())
 
 
 def test_values_of_several_lengths_are_checked_apart() -> None:
-    assert find_wrong_checks("mod97", ["12345676", LEI, "12345677", "1", "98", "098"]) == {
+    assert find_wrong_checks(CHECKS["mod97"], ["12345676", LEI, "12345677", "1", "98", "098"]) == {
         "12345677",
         "1",
         "98",
@@ -200,7 +206,7 @@ def test_a_number_has_one_check_digit_at_most(check: str, number: str) -> None:
         "mod97": [f"{number}{pair:02}" for pair in range(100)],
         "iban": [f"no{pair:02}{number}86" for pair in range(100)],
     }[check]
-    accepted = set(values) - find_wrong_checks(check, values)
+    accepted = set(values) - find_wrong_checks(CHECKS[check], values)
     assert len(accepted) == 1 or (check == "mod11" and not accepted)
     assert accepted == {value for value in values if passes(check, value)}
 
@@ -212,7 +218,7 @@ def test_both_spellings_of_an_iban_are_one_person() -> None:
     assert {bank.parse(cell) for cell in (IBAN, IBAN.upper(), "DE89 3704 0044 0532 0130 00")} == {IBAN}
     assert bank.parse("DE98370400440532013000") is Refusal.CHECK_DIGIT
     pair = 98 - int("370400440532013000" + "1200") % 97
-    assert find_wrong_checks("iban", [f"12{pair:02}370400440532013000"])  # it has no country
+    assert find_wrong_checks(CHECKS["iban"], [f"12{pair:02}370400440532013000"])  # it has no country
     with refused("identity.profile") as caught:  # it would refuse every one of them
         replace(bank, check="mod97")
     assert caught.value.field == "check"
@@ -260,6 +266,17 @@ def test_a_second_reading_agrees(cell: str, profile: IdentityProfile) -> None:
         assert expected == (None if found.stands_for_none else REFUSED)
     else:
         assert found == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(CELL, min_size=66, max_size=80, unique=True),
+    st.sampled_from(
+        [HEART, CODE, replace(CODE, layouts=("**-####", "#@####")), replace(CODE, layouts=()), PSEUDONYM]
+    ),
+)
+def test_a_long_column_is_read_as_each_of_its_cells(cells: list[str], profile: IdentityProfile) -> None:
+    assert profile.parse_column(cells) == [profile.parse(cell) for cell in cells]
 
 
 @settings(max_examples=200, deadline=None)
@@ -330,9 +347,15 @@ def test_a_profile_is_checked(field: str, changes: dict[str, Any]) -> None:
 
 
 def test_digest_and_code_are_golden() -> None:
-    assert HEART.settings_digest == "a651c2d4a52fc7018f3c5c0cc14960c24ee581f702a259b41ff944ead03eaa37"
-    assert HEART.digest == "20a89e9e7c34338aae3b22052bd09820790e730ebc652b7ae595ad1e49ed8076"
-    assert HEART.agreement_code == "camj-krkr-hpde-ddjm-mrdn-ccaf-cnqa-kjca"
+    """Also of the version before separators, weights and national numbers: new settings change no other digest."""
+    plain = replace(HEART, layouts=("###-###-####",), separators="")
+    assert plain.settings_digest == "527acbdd24d8bb3d44832f9eff274f296fc07a24cbb7bcadf68db5fad6717f2d"
+    assert plain.digest == "a7a8760e94f71487e303b68bca5659d033973f7ddae1ac464cf8cbfbadb9f9a7"
+    assert plain.agreement_code == "mhmj-hgar-kesh-bejh-rdad-ngjn-pmfg-fkqa"
+    assert (
+        replace(plain, lost_zeros=1).digest
+        == "a7db0db2ddd0717d5d6769a1e2b5901b2ce184cc3a4fdea77c5bfb35892bb3aa"
+    )
     assert PSEUDONYM.agreement_code == "fjej-jqrd-jmjs-rekq-mrmq-mhbs-nqab-ckpa"
     assert replace(HEART, layouts=HEART.layouts[::-1]).digest == HEART.digest  # the order has no meaning
 
@@ -344,7 +367,9 @@ def test_digest_and_code_are_golden() -> None:
         {"width": 9, "layouts": ()},
         {"lost_zeros": 0},
         {"layouts": ("###-###-####",)},
+        {"separators": " -"},
         {"check": None},
+        {"check": None, "weights": (10, 9, 8, 7, 6, 5, 4, 3, 2, 1), "modulus": 11},
         {"check": "luhn"},
         {"placeholders": ()},
         {"missing": "drop"},
@@ -397,6 +422,7 @@ def test_every_profile_has_a_code_and_is_read_back(profile: IdentityProfile, tmp
             tuple
         ),
         missing=st.sampled_from(["refuse", "drop"]),
+        separators=st.just(" -"),
         population=st.integers(1, 10**9),
         overlap_note=st.text(st.characters(exclude_categories=["Cs"]), max_size=50),
     )
@@ -412,7 +438,7 @@ def test_any_profile_is_written_and_read_back(profile: IdentityProfile) -> None:
     ("text", "field"),
     [
         ('study = "s"\nkind = "digits"\nwidth = 3', "population"),
-        ('study = "s"\nkind = "digits"\nwidth = 3\npopulation = 5\nseparators = "-"', "separators"),
+        ('study = "s"\nkind = "digits"\nwidth = 3\npopulation = 5\nsigns = "-"', "signs"),
         ('study = "s"\nkind = "digits"\nwidth = 3\npopulation = "5"', "population"),
         ('study = "s"\nkind = "digits"\nwidth = 3\npopulation = 5\nlayouts = "###"', "layouts"),
         ('format = 2\nstudy = "s"\nkind = "digits"\nwidth = 3\npopulation = 5', "format"),
@@ -452,6 +478,26 @@ def test_a_column_is_read_in_a_third_of_the_time_of_its_cells() -> None:
             assert column == [HEART.normalize(cell, 1) for cell in cells] == good
             ratios.append((time.process_time() - middle) / (middle - begin))
         assert max(ratios) > 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "cell"),
+    [
+        ({"width": 3, "layouts": ()}, "Inf"),
+        ({"width": 3, "layouts": ()}, "nan"),
+        ({"width": 4, "layouts": ("#@-##",)}, "1e-05"),
+        ({"width": 4, "layouts": ("#*-##",)}, "1E-05"),
+        ({"placeholders": ("ab0001",)}, "AB-0001"),
+        ({}, "ab 0001"),
+        ({}, "ab-000１"),
+        ({}, 5),
+    ],
+)
+def test_a_long_column_is_read_as_its_cells(settings: dict[str, Any], cell: object) -> None:
+    """Long columns are read in numpy; what does not fit there is read as a cell alone."""
+    profile = replace(CODE, **settings)
+    assert profile.parse_column([cell, *map(str, range(99))])[0] == profile.parse(cell)
+    assert profile.parse_column([cell] * 99) == [profile.parse(cell)] * 99
 
 
 # --- tables ---

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from silodp.config.resolve import load_config
-from silodp.data import Federation, SiloData
+from silodp.data import Federation, IdentityProfile, SiloData
 from silodp.data.federation import count_persons_by_silos
+from silodp.data.identity.check import check_cells
 from silodp.data.identity.linkage import find_few_persons, list_key_warnings, list_linkage_warnings
 from support.refusals import refused
 from support.tables import read, schema, write
@@ -252,3 +253,34 @@ def test_a_run_without_a_training_record_is_refused(tmp_path):
     )
     with refused("data.no_records"):
         load_config(config).load_federation()
+
+
+def test_keys_that_count_from_one_in_several_tables_are_named():
+    """Two hospitals of 200 numbered their patients 1 to 200 each: 400 people were 200 persons, without a word."""
+    hospitals = {
+        "north": {str(n): 2 for n in range(1, 201)},
+        "south": {str(n): 1 for n in range(1, 181) if n % 4},
+    }
+    (warning,) = list_key_warnings(hospitals)
+    assert "135 keys" in warning
+    assert "north, south" in warning
+    for others in (
+        {f"{n * 7919 % 9973}": 1 for n in range(1, 200)},  # random numbers
+        {f"p{n}": 1 for n in range(1, 200)},
+        {str(n): 1 for n in range(1000, 1200)},
+        {str(n): 1 for n in range(1, 9)},
+        {"1" + "0" * 5000 + str(n): 1 for n in range(20)},  # more digits than Python converts
+        {f"{n:03}": 1 for n in range(1, 100)},  # other texts: nobody is shared
+    ):
+        found = list_key_warnings({"north": hospitals["north"], "south": others})
+        assert not any("count from 1" in sentence for sentence in found)
+    assert list_key_warnings({"north": hospitals["north"]}) == []  # one table may number its persons
+    even, odd = ({str(n): 1 for n in range(first, 200, 2)} for first in (2, 1))
+    assert list_key_warnings({"north": even, "south": {**odd, "2": 1}}) == []  # few are shared
+
+
+def test_a_check_names_a_column_that_counts_from_one():
+    profile = IdentityProfile(study="s", kind="digits", width=8, population=500)
+    (found,) = check_cells(profile, [f"{n:08}" for n in range(1, 201)] * 2).suspicions
+    assert (found.kind, found.persons, found.rows[0]) == ("numbered", 200, 1)
+    assert check_cells(profile, [f"{n * 104729 % 10**8:08}" for n in range(1, 201)]).suspicions == ()

@@ -859,6 +859,21 @@ def test_times_outside_the_years_of_python_are_refused(tmp_path, unit, zone):
             assert (caught.value.field, "data row 2" in str(caught.value)) == ("Aufnahme", True)
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", None])
+def test_int96_times_have_the_zone_that_pandas_notes(tmp_path, zone):
+    """In New York it is the evening before."""
+    frame = pd.DataFrame(
+        {"Fall": ["a"], "Aufnahme": pd.to_datetime(["1970-01-10T01:30"]).tz_localize("UTC"), "krank": "ja"}
+    )
+    frame["Aufnahme"] = frame["Aufnahme"].dt.tz_convert(zone)
+    found = []
+    for is_int96 in (False, True):
+        frame.to_parquet(tmp_path / "a.parquet", use_deprecated_int96_timestamps=is_int96)
+        built = read(tmp_path / "a.parquet", reader={}, numeric={"Aufnahme": FAR})
+        found.append(float(built.silos[0].x[0, 0]) * 8)
+    assert found == pytest.approx([9 + 1.5 / 24 - (5 / 24 if zone else 0)] * 2, abs=1e-3)
+
+
 WHOLE = {"int8": -(2**7), "int64": -(2**63), "uint8": 2**8 - 1, "uint64": 2**64 - 1}
 DECIMALS = [Decimal(text) for text in ("1.50", "-0.01", "9999999.99")]
 TEXTS = ["1.5", "-3", "1e3", None]

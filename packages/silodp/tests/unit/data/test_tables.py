@@ -616,13 +616,131 @@ def test_a_number_outside_its_range_may_stand_for_no_value(tmp_path, cell, is_co
     columns = {"age": {"range": (20, 110), "missing": "indicator"}}
     with refused("data.value") as caught:
         read(tmp_path, berlin=BERLIN.replace(",50,", f",{cell},"), options={"numeric": columns})
-    assert (f'missing = ["{cell}"]' in str(caught.value)) == is_code
+    setting, option = f'missing_in = {{ "age" = ["{cell}"] }}', f"--missing-in age={cell};"
+    assert (setting in str(caught.value)) == is_code
     for missing in ("indicator", None):
         columns["age"]["missing"] = missing
         inputs = schema(numeric=columns).describe_inputs()
         with refused("data.value") as caught:
             read_inputs(tmp_path / "berlin.csv", Schema.from_inputs(inputs))
-        assert (f"--missing {cell};" in str(caught.value)) == (missing is not None)
+        assert (option in str(caught.value)) == (missing is not None)
+
+
+FERRITIN = "patient,hb,ferritin,ill\n1,13,999,yes\n2,999,40,no\n3,999.0,-9,yes\n4,12,,no\n"
+AMOUNTS = {name: {"range": (0, 1000), "missing": "indicator"} for name in ("hb", "ferritin")}
+
+
+@pytest.mark.parametrize("where", ["reader", "readers"])
+def test_a_code_stands_for_no_value_in_one_column_alone(tmp_path, where):
+    """999 is a code in a column of haemoglobin, and a value in one of ferritin."""
+    reader = {"missing": ["-9"], "missing_in": {"hb": ["999"]}}
+    options = {"numeric": AMOUNTS, "categorical": {}, where: reader if where == "reader" else {"a": reader}}
+    x = read(tmp_path, a=FERRITIN, options=options).silos[0].x
+    np.testing.assert_array_equal(x[:, 1], [0, 1, 1, 0])
+    np.testing.assert_array_equal(x[:, 3], [0, 0, 1, 1])
+    assert x[0, 2] == np.float32(0.998)
+
+
+def test_a_code_of_one_column_is_found_in_every_kind_of_column(tmp_path):
+    """Texts, categories, days and keys are read by other code than numbers."""
+    text = "patient,ward,day,hb,ill\n1,X,01.02.2020,13,yes\n2,B,X,X,no\n"
+    settings = {
+        "numeric": {
+            "hb": {"range": (0, 20), "missing": "indicator"},
+            "day": {"range": (0, 99), "date": "%d.%m.%Y", "since": "2020-01-01", "missing": "indicator"},
+        },
+        "categorical": {"ward": {"categories": ["A", "B"], "missing": "A"}},
+    }
+    reader = {"missing_in": {name: ["X"] for name in ("ward", "day", "hb")}}
+    x = read(tmp_path, a=text, options={**settings, "reader": reader}).silos[0].x
+    np.testing.assert_array_equal(x[:, [1, 3, 4]], [[0, 0, 1], [1, 1, 0]])
+    for column in reader["missing_in"]:
+        named = {"missing_in": {name: ["X"] for name in reader["missing_in"] if name != column}}
+        with refused("data.value") as caught:
+            read(tmp_path, a=text, options={**settings, "reader": named})
+        assert caught.value.field == column
+
+
+@pytest.mark.parametrize("reader", [{"missing": ["999"]}, {"missing_in": {"patient": ["999"]}}])
+def test_a_code_stands_for_no_person_where_it_is_declared(tmp_path, reader):
+    text = BERLIN.replace("\n4,", "\n999,")
+    read(tmp_path, a=text)
+    with refused("data.value") as caught:
+        read(tmp_path, a=text, options={"reader": reader})
+    assert caught.value.field == "patient"
+
+
+@pytest.mark.parametrize("missing_in", [{"age": "999"}, {"age": [999]}, ["999"], {"hight": ["999"]}])
+def test_codes_of_columns_that_cannot_be_are_refused(missing_in):
+    with refused("data.schema") as caught:
+        schema(reader={"missing_in": missing_in})
+    assert "missing_in" in str(caught.value)
+
+
+CRP = {"range": (0, 500), "typical": (0, 1), "below": {"<0.5": 0.25, "<=0.1": 0.1}, "above": {"> 300": 300}}
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_limits_of_detection_count_as_declared(tmp_path, ending):
+    cells = ["<0.5", "< 0.50", " <0.5", "≤ 0.1", "<=.1", ">300", "0.5", "7"]
+    if ending == "tsv":
+        cells = [cell.replace(".", ",") for cell in cells]
+    frame = pd.DataFrame({"patient": range(8), "crp": cells, "ill": "no"})
+    path = tmp_path / f"a.{ending}"
+    frame.to_parquet(path) if ending == "parquet" else frame.to_csv(
+        path, index=False, sep="\t" if ending == "tsv" else ","
+    )
+    reader = {"decimal": ","} if ending == "tsv" else {}
+    found = schema(numeric={"crp": CRP}, categorical={}, reader=reader)
+    x = Federation.from_tables({"a": path}, found).silos[0].x
+    np.testing.assert_array_equal(x[:, 0], np.float32([0.25, 0.25, 0.25, 0.1, 0.1, 300, 0.5, 7]))
+    # A model is stored with them, and predicts with them.
+    stored = Schema.from_inputs(found.describe_inputs())
+    np.testing.assert_array_equal(read_inputs(path, stored)[0].take(np.arange(8)), x[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "setting"),
+    [("<0.4", 'below = { "<0.4"'), ("≤0.5", 'below = { "≤0.5"'), (">20.0", 'above = { ">20"')],
+)
+def test_other_limits_are_refused_with_the_setting(tmp_path, cell, setting):
+    text = f"patient,crp,ill\n1,<0.5,no\n2,{cell},yes\n"
+    with refused("data.value") as caught:
+        read(tmp_path, a=text, options={"numeric": {"crp": CRP}, "categorical": {}})
+    assert setting in str(caught.value)
+    assert repr(cell) in str(caught.value)
+
+
+def test_a_limit_that_stands_for_no_value_is_missing(tmp_path):
+    column = {**CRP, "missing": 77.0}
+    for listed, expected in (([], 0.25), (["<0.5"], 77)):
+        options = {"numeric": {"crp": column}, "categorical": {}, "reader": {"missing": listed}}
+        x = read(tmp_path, a="patient,crp,ill\n1,<0.5,no\n2,3,yes\n", options=options).silos[0].x
+        assert x[0, 0] == np.float32(expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"below": {}},
+        {"below": [("<0.5", 0.25)]},
+        {"below": {"0.5": 0.25}},
+        {"below": {">0.5": 0.25}},
+        {"above": {"<0.5": 0.25}},
+        {"below": {"<0,5": 0.25}},
+        {"below": {"<0.5": 0.25, "< 0.50": 0.3}},
+        {"below": {"<0.5": 5}},
+        {"above": {">300": 3}},
+        {"below": {"<0.5": -1}},
+        {"below": {"<0.5": True}},
+        {"below": {"<0.5": float("nan")}},
+        {"below": {"<0.5": "0.25"}},
+        {"date": "%Y-%m-%d", "since": "2020-01-01"},
+    ],
+)
+def test_limits_that_cannot_be_are_refused(change):
+    with refused("data.schema"):
+        schema(numeric={"crp": {**CRP, **change}})
 
 
 MAPPED = "Fallnr,Alter,Geschlecht,krank,age\n17,50,w,ja,x\n4,20,M,nein,y\n17,80,w,1,z\n"
@@ -697,12 +815,21 @@ def test_a_fault_names_the_column_as_the_table_does(tmp_path):
         ({"values": {"sex": {"w": "female"}}}, "silos.berlin.values.sex"),
         ({"values": {"sex": {"w": None}}}, "silos.berlin.values.sex"),
         ({"values": {"sex": {"w": "f", "w ": "m"}}}, "silos.berlin.values.sex"),
+        ({"query": " ; "}, "silos.berlin.query"),
+        ({"query": 3}, "silos.berlin.query"),
+        ({"query": "SELECT '\0'"}, "silos.berlin.query"),
     ],
 )
 def test_a_mapping_that_does_not_fit_the_schema_is_refused(mapping, field):
     with refused("data.schema") as caught:
         schema(silos={"berlin": mapping})
     assert caught.value.field == f"data.schema.{field}"
+
+
+def test_a_query_stays_as_it_is_written_but_for_its_end():
+    mapping = {"columns": {"age": "Alter"}, "query": "\n SELECT 1 ;\n"}
+    assert schema(silos={"berlin": mapping}).silos["berlin"].query == "SELECT 1"
+    assert schema(silos={"berlin": {}}).silos["berlin"].query is None
 
 
 def test_a_mapping_of_no_silo_is_refused(tmp_path):
@@ -767,3 +894,22 @@ def test_faults_of_labels_and_budgets_are_told_with_those_of_features(tmp_path):
     assert "3 faults" in str(caught.value)
     assert "too large for float32" in str(caught.value)
     assert "not above 0" in str(caught.value)
+
+
+def test_a_mapping_of_truth_is_written_as_in_toml(tmp_path):
+    pd.DataFrame({"patient": [1, 2], "age": [50, 60], "sex": ["f", "m"], "ill": [True, False]}).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    for yes, no in (("true", "false"), ("True", "False")):
+        values = {"ill": {yes: "yes", no: "no"}}
+        built = Federation.from_tables({"a": tmp_path / "a.parquet"}, schema(silos={"a": {"values": values}}))
+        np.testing.assert_array_equal(built.silos[0].y, [1, 0])
+
+
+def test_an_open_end_is_proposed_as_a_missing_value(tmp_path):
+    day = {"range": (0, 99), "date": "%d.%m.%Y", "since": "2020-01-01", "missing": "indicator"}
+    for cell, is_open in (("31.12.9999", True), ("31.12.2021", False)):
+        text = f"patient,day,ill\n1,02.01.2020,yes\n2,{cell},no\n"
+        with refused("data.value") as caught:
+            read(tmp_path, a=text, options={"numeric": {"day": day}, "categorical": {}})
+        assert (f'missing_in = {{ "day" = ["{cell}"] }}' in str(caught.value)) == is_open

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
-from silodp.data.identity.linkage import FEW_PERSONS, MANY_ROWS, MANY_TIMES, find_many_rows, find_similar
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.data.identity.linkage import (
+    FEW_PERSONS,
+    MANY_ROWS,
+    MANY_TIMES,
+    find_many_rows,
+    find_similar,
+    is_numbered,
+)
 from silodp.data.identity.profile import IdentityProfile
 from silodp.data.identity.spellings import REASONS, Refusal, compact
 from silodp.data.tables.columns import Reader
@@ -43,6 +53,8 @@ SUSPICIONS: Mapping[str, str] = {
     "short": "that lack two digits or more, taken for lost zeros (lost_zeros): without its century, a number becomes "
     "another person",
     "repeated": "made of one repeated character, as placeholders are",
+    "numbered": "that count from 1 on, as programs number the persons of one table (person_id of OMOP): in another "
+    "table the same number is somebody else",
     "many_rows": f"with at least {MANY_ROWS} rows, and {MANY_TIMES} times the median of all persons",
 }
 """Kind → what it means, after "3 identifiers"."""
@@ -162,7 +174,11 @@ class IdentityCheck:
 
 
 def check_table(
-    profile: IdentityProfile, table: str | Path, column: str, reader: Reader | None = None
+    profile: IdentityProfile,
+    table: str | Path,
+    column: str,
+    reader: Reader | None = None,
+    query: str | None = None,
 ) -> IdentityCheck:
     """Read one column of a table by a profile, and count what is accepted, refused and suspicious.
 
@@ -171,36 +187,53 @@ def check_table(
         table: path of the silo's file.
         column: name of the column of identifiers.
         reader: how the file is written; None takes the defaults of `Reader`.
+        query: the query whose result is the table, for a database.
 
     Raises:
         SilodpError: the table or the column cannot be read.
     """
-    from silodp.data.tables._table import read_cells  # imports pandas, which takes a second
+    from silodp.data.tables._table import read_identifiers  # imports pandas, which takes a second
 
     check_type("profile", profile, IdentityProfile, "load_profile('identity.toml')")
-    return check_cells(profile, read_cells(Path(table), column, reader, "column"), str(table), column)
+    cells, places = read_identifiers(Path(table), column, reader, "column", query)
+    return check_cells(profile, cells, str(table), column, places)
 
 
 def check_cells(
-    profile: IdentityProfile, cells: Sequence[object], table: str = "", column: str = ""
+    profile: IdentityProfile,
+    cells: Sequence[object],
+    table: str = "",
+    column: str = "",
+    places: NDArray[Any] | None = None,
 ) -> IdentityCheck:
-    """Return the check of the cells of a column; `table` and `column` are for the text."""
+    """Return the check of a column.
+
+    Args:
+        profile: the profile.
+        cells: the cells of the rows, or the d distinct ones with `places`.
+        table, column: for the text.
+        places: (n,) the position in `cells` of each row's cell; None: every cell is a row.
+    """
     parsed = profile.parse_column(cells)
-    refused, first_refused, dropped = Counter[Refusal](), list[tuple[int, Refusal]](), 0
-    rows, first_row = Counter[str](), dict[str, int]()
-    for row, value in enumerate(parsed, start=1):
+    places = np.arange(len(cells)) if places is None else places
+    counts, first = np.bincount(places, minlength=len(cells)), np.zeros(len(cells), dtype=np.int64)
+    first[places[::-1]] = np.arange(len(places), 0, -1)  # the assignment of the first row is the last one
+    refused, dropped, rows, first_row = Counter[Refusal](), 0, Counter[str](), dict[str, int]()
+    for place in np.argsort(first).tolist():
+        value, count = parsed[place], int(counts[place])
         if isinstance(value, str):
-            rows[value] += 1
-            first_row.setdefault(value, row)
+            rows[value] += count
+            first_row.setdefault(value, int(first[place]))
         elif value.stands_for_none and profile.missing == "drop":
-            dropped += 1
+            dropped += count
         else:
-            refused[value] += 1
-            if len(first_refused) < MAX_ROWS:
-                first_refused.append((row, value))
+            refused[value] += count
+    is_refused = np.array([not isinstance(value, str) and value in refused for value in parsed], dtype=bool)
+    first_refused = np.flatnonzero(is_refused[places])[:MAX_ROWS].tolist()
     numbers = rows.values()
     found = {
-        "spellings": _find_spellings(cells, parsed),
+        # Spellings of a national number differ by its rule, as 10 and 12 digits do.
+        "spellings": [] if profile.rule is not None else _find_spellings(cells, parsed),
         "similar": find_similar(rows, lambda value: value.casefold().lstrip("0")),
         "short": sorted(
             {
@@ -210,18 +243,19 @@ def check_cells(
             }
         ),
         "repeated": [value for value in rows if len(value) > 2 and len(set(value)) == 1],
+        "numbered": sorted(rows) if is_numbered(rows) else [],
         "many_rows": find_many_rows(rows),
     }
     return IdentityCheck(
         profile=profile,
         table=table,
         column=column,
-        rows=len(cells),
+        rows=len(places),
         persons=len(rows),
         rows_per_person=(min(numbers), float(median(numbers)), max(numbers)) if rows else (0, 0.0, 0),
         dropped=dropped,
         refused=dict(refused.most_common()),
-        first_refused=tuple(first_refused),
+        first_refused=tuple((row + 1, cast(Refusal, parsed[places[row]])) for row in first_refused),
         suspicions=tuple(
             Suspicion(
                 kind,

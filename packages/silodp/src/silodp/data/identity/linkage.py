@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -34,6 +34,10 @@ of all rows, and so many times the rows of the next key."""
 
 _TIMES_MEDIAN = 4
 """A number such as 0 or 9999 may name a person. It is taken for a placeholder from so many times the median rows on."""
+
+_MIN_NUMBERED, _NUMBERED_SHARE, _FIRST_NUMBERS = 10, 0.5, 3
+"""A table of at least so many keys is numbered where they are so large a share of all numbers up to their largest, and
+begin with one of the first."""
 
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0]")
@@ -101,6 +105,15 @@ def list_key_warnings(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
             "punctuation, the shape of digits and letters, and invisible characters were ignored: where they mean the "
             "same people, write them alike in all tables, because only equal keys are protected as one person"
         )
+    numbered = [name for name, table in tables.items() if is_numbered(table)]
+    shared = set[str].intersection(*(set(tables[name]) for name in numbered)) if len(numbered) > 1 else set()
+    if shared and 2 * len(shared) >= min(len(tables[name]) for name in numbered):
+        warnings.append(
+            f"the person keys (in {', '.join(numbered)}) count from 1 on in each, and {pluralize(len(shared), 'key')} "
+            "stand in all of these: where each table numbers its own persons, as person_id of OMOP does, different "
+            "people have equal keys and count as one person, so take a number that names them everywhere "
+            "(data.schema.user)"
+        )
     for name, table in tables.items():
         rows = sum(table.values())
         # Those of another table may be the same keys in plain characters, which this party cannot see.
@@ -135,6 +148,17 @@ def list_key_warnings(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
                 "of them count as one person, so give each row the key of its person, or leave these rows out"
             )
     return warnings
+
+
+def is_numbered(keys: Collection[str]) -> bool:
+    """Return whether keys are whole numbers that count from 0 or 1 on; some may be left out."""
+    if len(keys) < _MIN_NUMBERED or not all(key.isascii() and key.isdecimal() for key in keys):
+        return False
+    # A key of more digits than the count has is none of its numbers, and need not be converted.
+    if max(len(key.lstrip("0")) for key in keys) > len(str(len(keys))) + 1:
+        return False
+    numbers = list(map(int, keys))
+    return min(numbers) <= _FIRST_NUMBERS and len(keys) >= _NUMBERED_SHARE * max(numbers)
 
 
 def find_many_rows(rows: Mapping[str, int]) -> list[str]:

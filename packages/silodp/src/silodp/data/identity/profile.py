@@ -9,19 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import tomli_w
 
+from silodp._lazy import LazyModule
 from silodp.data.identity import spellings
 from silodp.errors import SilodpError
 from silodp.parsing import parse_toml
 from silodp.settings import Count, Settings, Whole, check_path
 from silodp.text import first_line, shorten, suggest_name
+
+if TYPE_CHECKING:
+    from silodp.data.identity import national
+else:  # most profiles need none of its rules
+    national = LazyModule("silodp.data.identity.national")
 
 FORMAT = 1
 """Version of identity.toml, and of the settings that its digest covers."""
@@ -31,8 +40,17 @@ _MAX_LISTED = 50
 """The most layouts, and the most placeholders, of a profile."""
 _MAX_NOTE = 200
 """The most characters of `IdentityProfile.overlap_note`."""
+_LATER = (
+    "lost_zeros", "separators", "weights", "modulus", "remainders", "letters", "country", "number", "reference_year"
+)  # fmt: skip
+_SAID_BY_RULE = (
+    "width", "layouts", "separators", "check", "weights", "modulus", "remainders", "letters"
+)  # fmt: skip
+"""Settings that the rule of a national number says itself."""
 _STUDY = re.compile(r"[\w-][\w.-]{0,99}")
 _SPELLINGS = 10
+_FEW_CELLS = 64
+"""So few cells are read sooner one by one."""
 _MOD11_DIGITS = 10
 _HEADER = (
     "# Who is the same person: an identity profile of silodp. It is public and holds no identifiers.\n"
@@ -49,21 +67,36 @@ class IdentityProfile(Settings, error_code="identity.profile"):
 
     A cell is read in this order: Unicode's form NFKC; no white space and no invisible characters at the ends; digits of
     every script as 0-9; one of the accepted spellings; lower case for "code", leading zeros for "digits"; check digit;
-    placeholders. Every other cell is refused.
+    placeholders. Every other cell is refused. A national number is read by its rule (`silodp.data.identity.national`),
+    and its identifier begins with the country.
 
     Attributes:
         study: the name of the study that the profile was made for, for example "heart-2026".
         kind: "digits" (a number of `width` digits, shorter ones have lost leading zeros), "code" (letters and digits,
-            upper and lower case alike) or "pseudonym" (compared exactly, as a trust center issued it).
+            upper and lower case alike), "pseudonym" (compared exactly, as a trust center issued it) or "national" (by
+            the rule that `country` and `number` name, which says everything else).
         width: number of letters and digits of an identifier. It may be left out for a code that has layouts, and for
             pseudonyms.
         layouts: spellings with separators that are accepted besides plain ones: "#" is a digit, "@" a letter, "*" one
             of both, and everything else stands for itself, for example "###-###-####".
+        separators: the characters between places that have no meaning, for example "- ". Layouts with different
+            separators need it: where a sign means something, as a century, they would merge two persons.
         lost_zeros: the most leading zeros that a number may have lost (kind "digits"), and that are put back; a number
             that lacks more digits is refused: 10 digits of 12 may be a number without its century, which would become
             another person. None: any, and `lacks_digits` says where there are more than one.
         check: "mod11" (as in NHS numbers, up to 10 digits), "luhn", "mod97" (ISO 7064, MOD 97-10: two check digits at
             the end, as in LEIs), "iban" (ISO 13616: check digits in the third and fourth place), or None.
+        weights: in place of `check`: one for each place but the last, which is the check digit of the sum of
+            weight · digit; without `remainders` one for each place.
+        modulus: what the sum is divided by.
+        remainders: the check digit of each remainder from 0 on, "_" where no number is issued: "0_987654321" for NHS
+            numbers. None: the sum is divisible by the modulus.
+        letters: for codes, the letter of each value from 0 on, "_" where there is none: "_ABC" where A counts as 1.
+            None: A counts as 10, Z as 35. A letter that is not listed is refused.
+        country: ISO 3166 code of the country whose number it is, for example "SE".
+        number: name of the country's number, for example "personnummer".
+        reference_year: the year in which all tables were written, for numbers whose sign says whether a person is 100
+            years old. It is declared, and never the clock's. None: numbers without the century are refused.
         placeholders: texts that stand for no identifier, for example "0000000000".
         missing: "refuse" an empty cell or a placeholder, or "drop" its row.
         population: U, a public number that no silo's data may exceed. It is declared, never counted in the tables.
@@ -78,16 +111,26 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     population: Count
     width: Annotated[int, Whole(most=spellings.MAX_LENGTH)] | None = None
     layouts: tuple[str, ...] = ()
+    separators: str = ""
     lost_zeros: Annotated[int, Whole(0, most=spellings.MAX_LENGTH)] | None = None
     check: Literal["mod11", "luhn", "mod97", "iban"] | None = None
+    weights: tuple[int, ...] = ()
+    modulus: Annotated[int, Whole(2, most=spellings.MAX_LENGTH)] | None = None
+    remainders: str | None = None
+    letters: str | None = None
+    country: str | None = None
+    number: str | None = None
+    reference_year: Annotated[int, Whole(1900, most=2199)] | None = None
     placeholders: tuple[str, ...] = ()
     missing: Literal["refuse", "drop"] = "refuse"
     overlap_note: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("population", "width", "lost_zeros"):  # json does not write numpy's integers
+        # json does not write numpy's integers
+        for name in ("population", "width", "lost_zeros", "modulus", "reference_year"):
             object.__setattr__(self, name, getattr(self, name) and int(getattr(self, name)))
+        object.__setattr__(self, "weights", tuple(map(int, self.weights)))
         if not _STUDY.fullmatch(self.study):
             raise _make_error(
                 "study", self.study, "give a name of 1 to 100 letters, digits, dots, hyphens and underscores"
@@ -107,6 +150,12 @@ class IdentityProfile(Settings, error_code="identity.profile"):
 
     def _check_shape(self) -> None:
         """Check that kind, width, layouts and check digit go together."""
+        if self.kind == "national":
+            self._check_national()
+            return
+        for name in ("country", "number", "reference_year"):
+            if getattr(self, name) is not None:
+                raise _make_error(name, getattr(self, name), "set kind = 'national', or leave it out")
         if self.width is None and (self.kind == "digits" or (self.kind == "code" and not self.layouts)):
             raise _make_error(
                 "width", None, f"say how many characters an identifier of kind {self.kind!r} has"
@@ -132,11 +181,52 @@ class IdentityProfile(Settings, error_code="identity.profile"):
                     layout,
                     f"give it {self.width} places, as many as the width, and not {spellings.count_places(layout)}",
                 )
+        self._check_separators()
+
+    def _check_separators(self) -> None:
+        """Check that layouts with different separators declare these without meaning."""
+        if not all(c == " " or unicodedata.category(c)[0] == "P" for c in self.separators):
+            raise _make_error("separators", self.separators, "give spaces and punctuation only, in one text")
+        used = {frozenset(spellings.list_separators(layout)) for layout in self.layouts} - {frozenset()}
+        if len(used) > 1 and not frozenset[str]().union(*used) <= set(self.separators):
+            raise _make_error(
+                "layouts",
+                list(self.layouts),
+                "keep one of those that differ in separators, or list these in separators if they have no meaning: a "
+                "sign that tells persons apart would be lost",
+            )
+
+    def _check_national(self) -> None:
+        """Check that the rule exists, and that nothing is set which it says itself."""
+        for name in _SAID_BY_RULE:
+            if getattr(self, name):
+                raise _make_error(name, getattr(self, name), "leave it out: the national rule says it")
+        rule = self.rule
+        if rule is None:
+            listed = [known.name for known in national.RULES]
+            known = suggest_name(f"{self.country or ''} {self.number or ''}".strip(), listed)
+            remedy = known or f"choose one of {', '.join(listed)}."
+            raise _make_error("number", f"{self.country or ''} {self.number or ''}".strip() or None, remedy)
+        if self.reference_year is not None and not rule.needs_year:
+            raise _make_error(
+                "reference_year", self.reference_year, "leave it out: these numbers say the century"
+            )
+        if self.lost_zeros and not rule.lost_zeros:
+            raise _make_error(
+                "lost_zeros", self.lost_zeros, "set 0: these numbers may not be filled with zeros"
+            )
+
+    @cached_property
+    def rule(self) -> national.NumberRule | None:
+        """The rule of the national number; None for other kinds, and where there is none."""
+        return national.find_rule(self.country or "", self.number or "") if self.kind == "national" else None
 
     def _check_rule(self) -> None:
         """Check that the check digit's rule is one for such identifiers."""
         remedy = ""
-        if self.kind == "code" and self.check in ("mod11", "luhn"):
+        if self.weights or self.modulus or self.remainders or self.letters:
+            self._check_weights()
+        elif self.kind == "code" and self.check in ("mod11", "luhn"):
             remedy = "choose 'mod97' or 'iban' for a code, because the others are for digits"
         elif self.kind == "digits" and self.check == "iban":
             remedy = "set kind = 'code': an IBAN begins with letters"
@@ -150,6 +240,20 @@ class IdentityProfile(Settings, error_code="identity.profile"):
             )
         if remedy:
             raise _make_error("check", self.check, remedy)
+
+    def _check_weights(self) -> None:
+        """Check that the weights, the modulus and the remainders are a rule for such identifiers."""
+        if self.check is not None or self.kind == "pseudonym":
+            raise _make_error(
+                "weights", list(self.weights), "leave it out, or else check and kind 'pseudonym'"
+            )
+        if self.modulus is None:
+            raise _make_error("modulus", None, "say what the weighted sum is divided by")
+        fault = spellings.find_weight_fault(
+            self.kind, self.width, self.weights, self.modulus, self.remainders or "", self.letters or ""
+        )
+        if fault is not None:
+            raise _make_error(fault[0], getattr(self, fault[0]), fault[1])
 
     def _check_placeholders(self) -> None:
         """Check that every placeholder can be met: cells are compared after their characters were normalized."""
@@ -180,12 +284,73 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     def parse_column(self, cells: Iterable[object]) -> list[str | spellings.Refusal]:
         """Return `parse` of every cell; a spelling that occurs in many rows is read once."""
         cells = list(cells)
-        # Normalization of Unicode takes microseconds, which add up in tables of millions of rows.
-        known = {cell: self._read(cell) for cell in dict.fromkeys(cells)}
-        if self.check is not None:
-            wrong = spellings.find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
-            known = {cell: spellings.Refusal.CHECK_DIGIT if v in wrong else v for cell, v in known.items()}
+        read = self._read_all if self.rule is None else partial(self._read_national, self.rule)
+        distinct = set(cells)
+        if 2 * len(distinct) > len(cells):  # finding the few that repeat would take longer than reading them
+            return read(cells)
+        known = dict(zip(distinct, read(list(distinct)), strict=True))
         return [known[cell] for cell in cells]
+
+    @cached_property
+    def _check_digits(self) -> spellings.Check | None:
+        """The rule of the check digit, if there is one."""
+        if self.modulus is not None:
+            return spellings.make_weight_check(
+                self.weights, self.modulus, self.remainders or "", self.letters or ""
+            )
+        return None if self.check is None else spellings.CHECKS[self.check]
+
+    def _read_all(self, cells: Sequence[object]) -> list[str | spellings.Refusal]:
+        """Return what cells spell by the settings of the profile."""
+        plain = np.full(len(cells), None, dtype=object)
+        if self._plain_layouts and len(cells) > _FEW_CELLS:
+            # Normalization of Unicode takes microseconds a cell: most cells have plain characters and need none.
+            texts = [cell if isinstance(cell, str) else "" for cell in cells]
+            for rows, codes in spellings.match_layouts(texts, self._plain_layouts):
+                plain[rows] = spellings.spell_columns(spellings.LOWER_CASE[codes])
+        none = spellings.MISSING | self._folded_placeholders | {"inf", "infinity"}
+        found = [
+            self._read(cell) if value is None or value in none else value
+            for cell, value in zip(cells, plain.tolist(), strict=True)
+        ]
+        if self._check_digits is not None:
+            values = (value for value in found if isinstance(value, str))
+            if wrong := spellings.find_wrong_checks(self._check_digits, values):
+                found = [spellings.Refusal.CHECK_DIGIT if value in wrong else value for value in found]
+        return found
+
+    @cached_property
+    def _plain_layouts(self) -> list[str]:
+        """The layouts, with and without separators, in which every text is an identifier."""
+        if self.kind == "pseudonym":
+            return []
+        plain = ["#" * (self.width or 0)] if self.kind == "digits" else []
+        plain += [] if self.kind == "digits" or self.layouts else ["*" * (self.width or 0)]
+        bare = (spellings.drop_separators(layout) for layout in self.layouts)
+        found = dict.fromkeys([*plain, *self.layouts, *bare])
+        return [layout for layout in found if not spellings.can_spell_number(layout)]
+
+    def _read_national(
+        self, rule: national.NumberRule, cells: Sequence[object]
+    ) -> list[str | spellings.Refusal]:
+        """Return what cells spell by a national rule."""
+        read = partial(rule.read, reference_year=self.reference_year, lost_zeros=self.lost_zeros or 0)
+        found = read([cell if isinstance(cell, str) else "" for cell in cells])
+        # What fits no layout as it stands may do so in plain characters.
+        texts = {}
+        for place, value in enumerate(found):
+            if value is spellings.Refusal.LAYOUT:
+                found[place], texts[place] = spellings.clean_number(cells[place])
+        for place, value in zip(texts, read(list(texts.values())), strict=True):
+            if found[place] is spellings.Refusal.LAYOUT:
+                found[place] = value
+        if self.placeholders:
+            none = {v for v in read(self.placeholders) if isinstance(v, str)}
+            for place, value in enumerate(found):
+                text = spellings.clean_text(str(cells[place])) or ""
+                if value in none or text.casefold() in self._folded_placeholders:
+                    found[place] = spellings.Refusal.PLACEHOLDER
+        return found
 
     def _read(self, cell: object) -> str | spellings.Refusal:
         """Return the identifier that a cell spells, its check digit not yet checked."""
@@ -204,11 +369,10 @@ class IdentityProfile(Settings, error_code="identity.profile"):
 
     def lacks_digits(self, cell: object) -> bool:
         """Return whether an accepted cell lacks two digits or more, and `lost_zeros` does not say that it may."""
-        text = spellings.clean_text(cell) if isinstance(cell, str) else None
-        is_number = (
-            self.kind == "digits" and self.lost_zeros is None and text is not None and text.isdecimal()
-        )
-        return is_number and spellings.count_lost(text or "", self.width or 0) > 1
+        if self.kind != "digits" or self.lost_zeros is not None or not isinstance(cell, str):
+            return False
+        text = spellings.clean_text(cell) or ""
+        return text.isdecimal() and spellings.count_lost(text, self.width or 0) > 1
 
     def normalize(self, cell: object, row: int, where: str = "") -> str | None:
         """Return the identifier in a cell.
@@ -255,10 +419,12 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     def to_dict(self) -> dict[str, Any]:
         """Return all settings, JSON-ready; layouts and placeholders in sorted order, which has no meaning."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.lost_zeros is None:  # a setting that was added later changes no other digest
-            del settings["lost_zeros"]
+        for name in _LATER:  # a setting that was added later changes no other digest
+            if settings[name] in (None, (), ""):
+                del settings[name]
         return {
-            name: sorted(value) if isinstance(value, tuple) else value for name, value in settings.items()
+            name: sorted(value) if name in ("layouts", "placeholders") else value
+            for name, value in settings.items()
         }
 
     @cached_property
@@ -342,6 +508,8 @@ def parse_profile(values: Mapping[str, Any], source: str = "profile") -> Identit
 
     given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     version = given.pop("format", FORMAT)
+    if given.keys() & {"country", "number"}:
+        given.setdefault("kind", "national")
     known = [field.name for field in fields(IdentityProfile)]
     required = [field.name for field in fields(IdentityProfile) if field.default is MISSING]
     fault, reason = "", ""
@@ -364,7 +532,7 @@ def parse_profile(values: Mapping[str, Any], source: str = "profile") -> Identit
 
 def make_test_spellings(profile: IdentityProfile) -> list[str]:
     """Return ten fictitious spellings that follow from the profile alone; some of them must be refused."""
-    values = _make_identifiers(profile)
+    values = _make_identifiers(profile) if profile.rule is None else cycle(profile.rule.examples)
     plain = [next(values) for _ in range(_SPELLINGS)]
     arabic = {ord("0") + digit: 0x0660 + digit for digit in range(10)}
     layout = profile.layouts and sorted(profile.layouts)[0]

@@ -1,143 +1,102 @@
-"""One silo's file as text columns, each read by the schema or refused in one sentence."""
+"""One silo's table as columns of distinct cells, each read by the schema or refused in one sentence."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile
-from silodp.data.identity.spellings import names_no_person
-from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
-from silodp.data.tables import _cells, _files
 from silodp.data.tables._text import describe_header, format_names, shorten_whole
-from silodp.data.tables.cells import Cells, Refusals, join_faults, read_column
+from silodp.data.tables._values import Distinct, LazyTexts, read_floats
+from silodp.data.tables.cells import Cells, Refusals, find_distinct_cells, join_faults, mark_missing
 from silodp.data.tables.columns import Reader, TableMapping, header_text, text_of, to_cell
+from silodp.data.tables.features import EncodedColumn, Features
+from silodp.data.tables.keys import Persons, find_persons, find_type, identify, list_identifiers
 from silodp.data.tables.kinds.categorical import read_answers, read_codes
 from silodp.data.tables.kinds.column import Column
-from silodp.data.tables.kinds.numeric import read_numbers
-from silodp.data.tables.schema import Schema, is_test_person
+from silodp.data.tables.kinds.numeric import NumericColumn, read_numbers
+from silodp.data.tables.schema import Schema, find_test_persons
+from silodp.data.tables.sources.frame import Frame
+from silodp.data.tables.sources.source import Source, Values, open_source
 from silodp.errors import SilodpError
-from silodp.text import is_own, name_class, pluralize, suggest_name
+from silodp.text import is_own, name_class, suggest_name
 
 _log = logging.getLogger(__name__)
 
-_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]-?\d+")
-"""A rounded number with an exponent, as SAS writes a long one (1.2345679E12). 1E12 may be a code and does not match."""
-_WHOLE_FLOAT = re.compile(r"-?\d+[.,]0+")
-_HAS_LETTER = re.compile(r"[^\W\d_]")
-_FAULTY_KEYS = [
-    # Programs write ="0017" and '0017 to keep the zeros.
-    (
-        re.compile(r"\A(=?\".*\"|'.*'|'\d.*)\Z", re.DOTALL),
-        "stands in quotes, or begins with an apostrophe",
-        "export the user key without them",
-    ),
-    (
-        re.compile(
-            r"\A(#(REF|VALUE|DIV/0|NUM|NULL|SPILL|CALC|FIELD|BLOCKED|CONNECT|BUSY|UNKNOWN)!|#NAME\?|#GETTING_DATA|"
-            r"Err:\d{3})\Z"
-        ),
-        "is an error of a spreadsheet program",
-        "correct its formula, or write the user key there",
-    ),
-    (
-        re.compile(r"\A([+-]?inf(inity)?|[+-]nan(\(.*\))?|[+-]?1[.,]#(inf|ind|q?nan).*)\Z", re.IGNORECASE),
-        "is what programs write for a number that they cannot hold, such as 123E4567",
-        "export the user key as text",
-    ),
-    (re.compile("\ufffd"), "has lost a character", "export the table again as UTF-8"),
-    (re.compile(r"[\r\n]"), "has a line break", "export the user key without it"),
-]
-"""Pattern of a user key, what is wrong with it, and the remedy."""
 _MIN_EVENTS = 10
 """From so many records on, it is a sign of a fault if all of them, or none, are events."""
 
 
 @dataclass
 class Table:
-    """One file as columns of distinct cells, and the schema to read it by.
+    """One table as columns of distinct cells, and the schema to read it by.
 
     Attributes:
         schema: what the columns mean.
         cells: name → the distinct cells of a column, by the names of the schema.
         refusals: what is refused in this table.
-        typed_keys: (n,) the user keys as they are in the file; None where an identity profile has read them.
-        identifiers: (n,) the user keys as the identity profile reads them, None where it lets a row be dropped; None
-            without a profile.
+        typed_keys: the distinct user keys as they are in the file.
+        key_digits: the binary digits of their mantissa, if they are floating-point numbers.
+        identified: which person each row belongs to by the identity profile; None without one.
     """
 
     schema: Schema
     cells: Mapping[str, Cells] = field(repr=False)
     refusals: Refusals
-    typed_keys: pd.Series[Any] | None = field(default=None, repr=False)
-    identifiers: Sequence[str | None] | None = field(default=None, repr=False)
+    typed_keys: Sequence[Any] = field(default=(), repr=False)
+    key_digits: int = 53
+    identified: Persons | None = field(default=None, repr=False)
 
     @classmethod
     def read(
         cls,
-        path: Path,
+        source: Source,
         schema: Schema,
+        mapping: TableMapping,
         profile: IdentityProfile | None = None,
-        reader: Reader | None = None,
-        mapping: TableMapping | None = None,
     ) -> Table:
-        """Read the schema's columns of a file, user keys by the identity profile if there is one.
+        """Read the schema's columns of a table, user keys by the identity profile if there is one.
 
         Args:
-            path: the path of the file.
+            source: the table, which has all columns of the schema (`check_columns`).
             schema: what the columns mean.
+            mapping: how the table differs from the schema.
             profile: how user keys are read.
-            reader: how the file is written; None takes `schema.reader`.
-            mapping: how the table differs from the schema; None: not at all.
 
         Raises:
-            SilodpError: no such file, unreadable, without a column of the schema, or with a row whose user key the
-                profile refuses.
+            SilodpError: unreadable, or with a row whose user key the profile refuses.
         """
-        reader = schema.reader if reader is None else reader
-        mapping = TableMapping() if mapping is None else mapping
         names = {column: mapping.columns.get(column, column) for column in schema.columns}
-        frame, header = _files.read_frame(path, reader, names.values())
-        check_columns(path, header, {name: schema.find_setting(column) for column, name in names.items()})
-        refusals = Refusals(path)
-        cells = _take_columns(refusals, frame, names, schema, reader, mapping)
-        keys = frame[header_text(names[schema.user])]
-        if profile is None:
-            return cls(schema, cells, refusals, keys)
-        where = f"{path}: column {schema.user!r}"
-        listed = _cells.list_identifiers(keys, path, reader.missing)
-        found = profile.normalize_column(listed, where)
-        if short := sum(map(profile.lacks_digits, set(listed))):
-            _log.warning(
-                "%s: %s two digits or more, which count as leading zeros that a program has dropped: numbers without "
-                "their century would become other persons, so agree on a profile that says how many zeros may be lost "
-                "(lost_zeros)",
-                where,
-                f"{pluralize(short, 'identifier')} {'lacks' if short == 1 else 'lack'}",
-            )
-        if dropped := found.count(None):
-            _log.warning("%s: %d rows without an identifier dropped", where, dropped)
-        texts = np.array([key or "" for key in found], dtype=object)
-        is_text = np.ones(len(found), dtype=bool)
-        cells[schema.user] = replace(
-            cells[schema.user], texts=texts, is_text=is_text, is_date=~is_text, rows=np.arange(len(found))
-        )
-        return cls(schema, cells, refusals, None, found)
+        columns = read_columns(source, names.values(), key=names[schema.user])
+        refusals = Refusals(source.path)
+        cells = {
+            column: _take_cells(refusals, column, columns.pop(name), schema, source, mapping)
+            for column, name in names.items()
+            if column != schema.user
+        }
+        values = columns[names[schema.user]]
+        keys = find_distinct_cells(source, names[schema.user], values)
+        cells[schema.user] = _take_keys(refusals, names[schema.user], keys, schema, source)
+        identified = None if profile is None else identify(profile, source, schema.user, values, keys)
+        # A float with p binary digits skips whole numbers above 2^p, so two keys may already have become one.
+        digits = {pa.float16(): 11, pa.float32(): 24}.get(find_type(values), 53)
+        return cls(schema, cells, refusals, keys.values, digits, identified)
 
     @classmethod
     def read_inputs(
         cls,
-        source: Path | pd.DataFrame,
+        table: Path | Any,
         schema: Schema,
         mapping: TableMapping | None = None,
         copied: Sequence[str] = (),
@@ -145,31 +104,41 @@ class Table:
         """Read the columns of features alone, which is all that a prediction needs.
 
         Args:
-            source: a file, or the table itself.
+            table: a file, or a data frame.
             schema: says which columns they are, and how they are read.
             mapping: how the table differs from the schema; None: not at all.
-            copied: further columns that are used, where the source has them.
+            copied: further columns.
 
         Returns:
-            The table, and the cells of all columns that are used, in the order of the rows.
+            The table, and the further columns as they are, in the order of the rows.
 
         Raises:
             SilodpError: no such file, unreadable, or without a column of a feature.
         """
-        path = Path("the data frame") if isinstance(source, pd.DataFrame) else source
         mapping = TableMapping() if mapping is None else mapping
         names = {column: mapping.columns.get(column, column) for column in schema.feature_columns}
-        if isinstance(source, pd.DataFrame):
-            header = [header_text(column) for column in source.columns]
-            frame = source.set_axis(header, axis=1).reset_index(drop=True)
+        if isinstance(table, Path):
+            source = open_source(table, schema.reader, mapping.query)
         else:
-            frame, header = _files.read_frame(source, schema.reader, [*names.values(), *copied])
+            source = Frame(table, schema.reader)
         needed = f"give the table the columns {format_names(list(names.values()))}"
-        check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
-        refusals = Refusals(path, is_fixed=True)
-        return cls(
-            schema, _take_columns(refusals, frame, names, schema, schema.reader, mapping), refusals
-        ), frame
+        header = check_columns(source, dict.fromkeys(names.values(), "table"), needed)
+        for column in copied:
+            if header.count(header_text(column)) != 1:
+                raise SilodpError(
+                    f"{source.path}: column {column!r}, which is to be copied, is not there, or is there twice; name a "
+                    "column of the table",
+                    code="data.column",
+                    field="copied",
+                )
+        columns = read_columns(source, [*names.values(), *copied])
+        refusals = Refusals(source.path, is_fixed=True)
+        cells = {
+            column: _take_cells(refusals, column, columns[name], schema, source, mapping)
+            for column, name in names.items()
+        }
+        kept = pd.DataFrame({column: _to_series(columns[column]) for column in copied})
+        return cls(schema, cells, refusals), kept
 
     @property
     def path(self) -> Path:
@@ -179,60 +148,18 @@ class Table:
     @property
     def size(self) -> int:
         """The number n of rows."""
-        return len(next(iter(self.cells.values())).rows)
+        return next(iter(self.cells.values())).size
 
     @cached_property
-    def keys(self) -> _cells.Strings:
-        """(n,) user keys as text, none missing; "" in dropped rows only."""
-        cells = self.cells[self.schema.user]
-        if self.identifiers is not None:  # the profile has refused what is missing
-            return cells.texts
-        self._refuse_typed_keys(cells)
-        names_none = cells.mark(names_no_person) | cells.is_missing
-        cells.refuse(names_none, "names no user", "give every record a user key")
-        for pattern, fault, remedy in _FAULTY_KEYS:
-            remedy = f"{remedy}, since only equal keys are one person"
-            cells.refuse(cells.mark(pattern.search), fault, remedy)
-        return cells.expand(cells.texts)
+    def persons(self) -> Persons:
+        """Which person each row belongs to.
 
-    def _refuse_typed_keys(self, cells: Cells) -> None:
-        """Raise for keys that are no text or whole numbers, or rounded ones: persons could fall together, or apart."""
-        keys = self.typed_keys
-        assert keys is not None
-        # Bits of the mantissa by the number of bytes: a float with p of them skips whole numbers above 2^p, so two keys
-        # may already have become one.
-        digits = {2: 11, 4: 24}.get(getattr(keys.dtype, "itemsize", 8), 53)
-        in_workbook = _files.is_workbook(self.path)
-        faults = np.array([_cells.find_key_fault(key, digits, in_workbook) for key in keys], dtype=object)
-        faults[cells.expand(cells.mark(_ROUNDED.fullmatch))] = _cells.ROUNDED
-        for fault in sorted(set(faults) - {""}):
-            remedy = "export the user key as text or as an integer"
-            self.refusals.refuse(cells, faults == fault, fault, remedy)
-        floats = sum(isinstance(key, str) and bool(_WHOLE_FLOAT.fullmatch(key.strip())) for key in keys)
-        if floats and (cells.mark(_HAS_LETTER.search) & ~cells.is_missing).any():
-            _log.warning(
-                "%s: column %r: %s written as numbers with decimals, beside keys with letters: if a database took keys "
-                "such as 123E1 for numbers, several persons may have one key, so export the keys as text",
-                self.path,
-                cells.column,
-                f"{pluralize(floats, 'key')} {'is' if floats == 1 else 'are'}",
-            )
-
-    def kept_rows(self) -> NDArray[np.bool_]:
-        """Return (n,) bool: which rows are records of the federation, all without an identity profile."""
-        if self.identifiers is None:
-            return np.ones(self.size, dtype=bool)
-        return np.array([key is not None for key in self.identifiers], dtype=bool)
-
-    def users(self, known: Mapping[str, int], test: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return (n,) number of every record's user; -1, in test or dropped rows only, for a key without a number."""
-        number = np.array([known.get(key, -1) for key in self.keys], dtype=np.int64)
-        remedy = "add the key to the public list, or to the trust center's file, or drop the record"
-        unknown = (number < 0) & ~test & self.kept_rows()
-        self.refusals.refuse(
-            self.cells[self.schema.user], unknown, "has no number in the index of users", remedy
-        )
-        return number
+        Raises:
+            SilodpError: a key names nobody, or may have been another one.
+        """
+        if self.identified is not None:  # the profile has refused what is missing
+            return self.identified
+        return find_persons(self.cells[self.schema.user], self.typed_keys, self.key_digits)
 
     @cached_property
     def is_test(self) -> NDArray[np.bool_]:
@@ -240,9 +167,7 @@ class Table:
         share = self.schema.test_share
         if share is not None:
             # By the key, not by the row: a person in both splits would make the metrics too good.
-            # By a dict: texts of numpy end before their last zero characters.
-            known = {key: is_test_person(key, share) for key in set(self.keys)}
-            return np.array([known[key] for key in self.keys], dtype=bool)
+            return self.persons.expand(find_test_persons(self.persons.keys, share), bool)
         if self.schema.split is None:
             return np.zeros(self.size, dtype=bool)
         cells = self.cells[self.schema.split]
@@ -261,25 +186,15 @@ class Table:
         check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
         return values
 
-    def features(self) -> NDArray[np.float32] | NamedArrays:
-        """Return (n, features) float32, scaled and one-hot by the schema; with codes the arrays of `list_inputs`."""
+    def features(self) -> Features:
+        """Return the features, scaled and one-hot by the schema."""
         codes = self.schema.code_columns()
-        width = sum(
-            len(kind.list_features(name)) for name, kind in self.schema.kinds.items() if name not in codes
-        )
-        numbers = np.empty((self.size, width), dtype=np.float32)
-        codes_of, place = [], 0
+        columns = []
         for column, kind in self.schema.kinds.items():
             cells = self.cells[column]
-            features = len(kind.list_features(column))
-            encoded = cells.expand(_encode(kind, cells, features))
-            if column in codes:
-                codes_of.append(encoded[:, 0])
-            else:
-                numbers[:, place : place + features] = encoded
-                place += features
-        numeric = {NUMERIC: numbers} if width else {}
-        return NamedArrays({**numeric, CODES: np.stack(codes_of, axis=1)}) if codes_of else numbers
+            encoded = _encode(kind, cells, len(kind.list_features(column)))
+            columns.append(EncodedColumn(encoded, cells.rows, column in codes))
+        return Features(columns)
 
     def labels(self) -> NDArray[Any]:
         """Return (n,) int64, (n,) float32, (n, 2) or (n, k) float32, by the schema's kind."""
@@ -357,37 +272,86 @@ def _encode(kind: Column, cells: Cells, features: int) -> NDArray[Any]:
     return numbers
 
 
-def read_cells(
-    path: Path, column: str, reader: Reader | None = None, setting: str | None = None
-) -> list[object]:
-    """Return the cells of one column as an identity profile reads them, "" where they are missing.
+def read_identifiers(
+    path: Path,
+    column: str,
+    reader: Reader | None = None,
+    setting: str | None = None,
+    query: str | None = None,
+) -> tuple[list[object], NDArray[Any]]:
+    """Return the cells of one column as an identity profile reads them.
 
     Args:
         path: the path of the table.
         column: its name.
         reader: how the file is written.
         setting: setting or argument that names the column, for errors.
+        query: the query whose result is the table, for a database.
+
+    Returns:
+        The d distinct cells, "" where one is missing; and (n,) the position of each row's cell.
 
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = _files.read_frame(path, reader, [column])
-    check_columns(path, header, {column: setting})
-    check_rows(path, frame)
-    return _cells.list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
+    source = open_source(path, reader, query)
+    check_columns(source, {column: setting})
+    values = read_columns(source, [column], key=column)[column]
+    found = find_distinct_cells(source, column, values, decimal=".")
+    return list_identifiers(found.values, found.rows, source, column, find_type(values)), found.rows
 
 
-def check_columns(
-    path: Path, header: Sequence[str], columns: Mapping[str, str | None], remedy: str = ""
-) -> None:
-    """Raise for a column that the header does not have, or has twice.
+def read_cells(
+    path: Path, column: str, reader: Reader | None = None, setting: str | None = None
+) -> list[object]:
+    """Return `read_identifiers` row by row."""
+    listed, rows = read_identifiers(path, column, reader, setting)
+    return [listed[place] for place in rows.tolist()]
+
+
+def list_columns(schema: Schema, mapping: TableMapping) -> dict[str, str | None]:
+    """Return the columns of a silo's table by their names there → the settings that name them."""
+    return {mapping.columns.get(name, name): schema.find_setting(name) for name in schema.columns}
+
+
+def read_columns(
+    source: Source, columns: Iterable[str], key: str | None = None, *, skip_unreadable: bool = False
+) -> dict[str, Values]:
+    """Return columns of a table, (n,) with n ≥ 1.
 
     Args:
-        path: the path of the table.
-        header: names of its columns.
-        columns: needed column -> setting or argument that names it, if any.
+        source: the table.
+        columns: names of columns that it has (`check_columns`).
+        key: the column that names the person.
+        skip_unreadable: whether columns that cannot be read are left out (`Source.read_readable`).
+
+    Raises:
+        SilodpError: it cannot be read, or has no rows.
+    """
+    with source.readable():
+        written = {header_text(name): name for name in source.list_columns()}
+        places = {name: written[header_text(name)] for name in columns}
+        read = source.read_readable if skip_unreadable else source.read_columns
+        found = read(list(dict.fromkeys(places.values())), key and places[key])
+    if any(not len(values) for values in found.values()):
+        raise SilodpError(
+            f"{source.path}: the table has no rows; give at least one record or leave the silo out",
+            code="data.no_records",
+            field="data.files",
+        )
+    return {name: found[place] for name, place in places.items() if place in found}
+
+
+def check_columns(source: Source, columns: Mapping[str, str | None], remedy: str = "") -> list[str]:
+    """Return the names of all columns, as they are compared; raise where one that is needed is not there, or twice.
+
+    Args:
+        source: the table.
+        columns: needed column → setting or argument that names it, if any.
         remedy: what to do, in place of a name that is similar.
     """
+    with source.readable():
+        header = list(map(header_text, source.list_columns()))
     names = [header_text(column) for column in columns]
     # Without a header the first person's row stands in its place, where some cell may be a name by chance.
     is_header = 2 * sum(name in header for name in names) >= len(names)
@@ -404,61 +368,63 @@ def check_columns(
         )
         faults.append(
             SilodpError(
-                f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
+                f"{source.path}: column {column!r} {wrong}; "
+                f"{hint or (remedy or 'correct the name or the table') + listed}",
                 code="data.column",
                 field=columns[column],
             )
         )
     if faults:
-        raise join_faults(path, faults)
+        with source.readable():
+            source.check_names([name for name in source.list_columns() if header_text(name) in names])
+        raise join_faults(source.path, faults)
+    return header
 
 
-def _take_columns(
-    refusals: Refusals,
-    frame: pd.DataFrame,
-    names: Mapping[str, str],
-    schema: Schema,
-    reader: Reader,
-    mapping: TableMapping,
-) -> dict[str, Cells]:
-    """Return the cells of the columns `names` (in the schema → in the file), mapped values replaced."""
-    check_rows(refusals.path, frame)
-    found = {}
-    for column, name in names.items():
-        texts, is_text, is_date, rows = read_column(frame[header_text(name)], refusals.path, reader.decimal)
-        # A mapping also names columns that a prediction does not read, such as the label.
-        mapped = mapping.values.get(column, {})
-        values = {text_of(text): to_cell(value) for text, value in mapped.items()}
-        if column == schema.user:
-            values = {text: shorten_whole(text, reader) for text in texts}
-        texts = np.array([values.get(text, text) for text in texts], dtype=object)
-        given = mapping.columns.get(column, column)
-        kind = schema.kinds.get(column)
-        is_label = column in schema.label_columns
-        is_amount = column in (schema.time, schema.budget)
-        role: Any = "feature" if kind else "label" if is_label else "number" if is_amount else "other"
-        is_number = is_amount or (is_label and schema.kind == "real") or (kind is not None and kind.is_number)
-        found[column] = Cells(
-            column,
-            given,
-            texts,
-            is_text,
-            is_date,
-            rows,
-            reader,
-            refusals,
-            role,
-            is_number,
-            schema.out_of_range,
-        )
-    return found
+def _take_cells(
+    refusals: Refusals, column: str, values: Values, schema: Schema, source: Source, mapping: TableMapping
+) -> Cells:
+    """Return the cells of a column, mapped values replaced; numbers as they are where all cells are such."""
+    name, kind = mapping.columns.get(column, column), schema.kinds.get(column)
+    is_label, is_amount = column in schema.label_columns, column in (schema.time, schema.budget)
+    role: Any = "feature" if kind else "label" if is_label else "number" if is_amount else "other"
+    is_number = is_amount or (is_label and schema.kind == "real") or (kind is not None and kind.is_number)
+    make = partial(
+        Cells, column, name, source=source, refusals=refusals, role=role, is_number=is_number,
+        out_of_range=schema.out_of_range,
+    )  # fmt: skip
+    # A plug-in gets the distinct cells that its base class promises, and days are texts.
+    is_plain = kind is None or (isinstance(kind, NumericColumn) and kind.date is None)
+    if is_number and is_plain and column not in mapping.values:
+        numbers = read_floats(values, source.reader, mark_missing(source.reader.narrow(column)))
+        if numbers is not None:
+            assert not isinstance(values, np.ndarray)
+            all_text = np.full(len(numbers), source.is_text)
+            none = np.zeros(len(numbers), dtype=bool)
+            return make(texts=LazyTexts(values), is_text=all_text, is_date=none, rows=None, numbers=numbers)
+    found = find_distinct_cells(source, name, values)
+    texts = found.texts
+    if mapped := {text_of(text): to_cell(value) for text, value in mapping.values.get(column, {}).items()}:
+        # TOML writes true, and Python True.
+        words = [str(value).lower() if isinstance(value, bool) else "" for value in found.values]
+        pairs = zip(texts, words, strict=True)
+        texts = np.array([mapped.get(text, mapped.get(word, text)) for text, word in pairs], dtype=object)
+    return make(texts=texts, is_text=found.mark(str), is_date=found.mark(date), rows=found.rows)
 
 
-def check_rows(path: Path, frame: pd.DataFrame) -> None:
-    """Raise for a table without rows."""
-    if frame.empty:
-        raise SilodpError(
-            f"{path}: the table has no rows; give at least one record or leave the silo out",
-            code="data.no_records",
-            field="data.files",
-        )
+def _take_keys(refusals: Refusals, name: str, found: Distinct, schema: Schema, source: Source) -> Cells:
+    """Return the cells of the user keys."""
+    texts = found.texts
+    if source.reader.decimal == ",":
+        texts = np.array([shorten_whole(text, source.reader) for text in texts], dtype=object)
+    return Cells(schema.user, name, texts, found.mark(str), found.mark(date), found.rows, source, refusals)
+
+
+def _to_series(values: Values) -> pd.Series[Any]:
+    if isinstance(values, np.ndarray):
+        return pd.Series(values)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    # Without it whole numbers with a gap among them would become floats, and lose digits.
+    series: pd.Series[Any] = values.to_pandas(integer_object_nulls=True)
+    return series

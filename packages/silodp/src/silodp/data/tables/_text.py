@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from datetime import datetime
 from functools import cache
 
 from silodp.data.tables.columns import Reader
+from silodp.text import quote
 
 AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _MAX_LISTED = 10  # names or values that an error lists
@@ -100,14 +100,26 @@ def name_date_option(column: str) -> str:
     return f"--date {_quote_for_shell(f'{column}=LAYOUT')}"
 
 
-def name_missing_option(text: str) -> str:
-    """Return the option of predict that says which text stands for no value, for messages."""
-    return f"--missing {_quote_for_shell(text)}"
+def name_missing(column: str, text: str) -> str:
+    """Return where the setting is made that a text stands for no value, for messages."""
+    if not _may_be_value(text):
+        return name_setting("missing", [text])
+    return (
+        f"missing_in = {{ {quote(column)} = {quote([text])} }} in [data.schema.reader] or, for one silo alone, "
+        f"[data.schema.readers] (in commands that read one table: {name_missing_option(column, text)})"
+    )
 
 
-def quote(value: str | list[str]) -> str:
-    """Return text, or a list of texts, as TOML has it, in a comment too."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def name_missing_option(column: str, text: str) -> str:
+    """Return the option of a command that says which text stands for no value, for messages."""
+    if not _may_be_value(text):
+        return f"--missing {_quote_for_shell(text)}"
+    return f"--missing-in {_quote_for_shell(f'{column}={text}')}"
+
+
+def _may_be_value(text: str) -> bool:
+    # 999 is no value in a column of ages, and one in a column of ferritin; -9 is one of base excess.
+    return text.lstrip("+-")[:1].isdigit()
 
 
 def _quote_for_shell(text: str) -> str:

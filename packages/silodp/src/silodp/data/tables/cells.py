@@ -10,21 +10,19 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from silodp.data.identity.spellings import MISSING
-from silodp.data.tables import _files
-from silodp.data.tables._cells import Strings, parse_numbers, read_distinct
 from silodp.data.tables._text import AS_TRAINED, shorten_whole
+from silodp.data.tables._values import CellError, Distinct, LazyTexts, Strings, find_distinct, parse_numbers
 from silodp.data.tables.columns import Reader, text_of
+from silodp.data.tables.sources.source import Source, Values
 from silodp.errors import SilodpError
 from silodp.text import pluralize
 
@@ -78,9 +76,9 @@ class Refusals:
             return
         row, others = int(np.argmax(rows)), int(rows.sum()) - 1
         more = f" (wrong in {pluralize(others, 'other row')}, too)" if others else ""
+        shown = short(cells.texts[cells.place(row)])
         fault = SilodpError(
-            f"{self.path}: column {cells.name!r} is {short(cells.texts[cells.rows[row]])} in data row {row + 1}{more}, "
-            f"which {why}; {remedy}",
+            f"{self.path}: column {cells.name!r} is {shown} in data row {row + 1}{more}, which {why}; {remedy}",
             code="data.value",
             field=cells.column,
         )
@@ -111,7 +109,8 @@ def join_faults(path: Path, faults: list[SilodpError]) -> SilodpError:
 class Cells:
     """The distinct cells of one column, and which row has which.
 
-    A rule computes something for each distinct cell, (d,) or (d, k), and `expand` gives it to the rows.
+    A rule computes something for each distinct cell, (d,) or (d, k), and `expand` gives it to the rows. In a column
+    whose cells are all numbers every row has a cell of its own, since most numbers are different anyway.
 
     Attributes:
         column: the name of the column in the schema.
@@ -119,44 +118,60 @@ class Cells:
         texts: (d,) the distinct cells as text, stripped and in Unicode's form NFC; "" where a cell is empty.
         is_text, is_date: (d,) bool, whether a cell is a text or a date in the file; in a text file all are texts. A
             text and a date of one spelling are two distinct cells.
-        rows: (n,) int64, the position of each row's cell in `texts`.
-        reader: how the file is written.
+        rows: (n,) int, the position of each row's cell in `texts`; None where every row has its own.
+        source: where the table lies.
         refusals: what is refused in this table.
         role: what the column is for; "number" is a time or a budget.
         is_number: whether a listed missing code also counts where it is written as another spelling of the number.
         out_of_range: what is done with a number outside its public range.
+        numbers: (d,) the numbers of the cells, NaN where one is missing; None where they stand in `texts` alone.
     """
 
     column: str
     name: str
-    texts: Strings = field(repr=False)
+    texts: Strings | LazyTexts = field(repr=False)
     is_text: NDArray[np.bool_] = field(repr=False)
     is_date: NDArray[np.bool_] = field(repr=False)
-    rows: NDArray[np.int64] = field(repr=False)
-    reader: Reader
+    rows: NDArray[Any] | None = field(repr=False)
+    source: Source = field(repr=False)
     refusals: Refusals
     role: Literal["feature", "label", "number", "other"] = "other"
     is_number: bool = False
     out_of_range: Literal["refuse", "clip"] = "refuse"
+    numbers: NDArray[np.float64] | None = field(default=None, repr=False)
 
     @property
     def path(self) -> Path:
         """The path of the file."""
         return self.refusals.path
 
+    @cached_property
+    def reader(self) -> Reader:
+        """How the column is written."""
+        return self.source.reader.narrow(self.column)
+
     @property
     def in_text_file(self) -> bool:
         """Whether all cells are text, of which the reader knows the decimal mark."""
-        return _files.is_text_file(self.path)
+        return self.source.is_text
 
     @property
     def in_workbook(self) -> bool:
         """Whether the cells are those of a spreadsheet program."""
-        return _files.is_workbook(self.path)
+        return self.source.rounds_numbers
+
+    @property
+    def size(self) -> int:
+        """The number n of rows."""
+        return len(self.texts if self.rows is None else self.rows)
+
+    def place(self, row: int) -> int:
+        """Return the position in `texts` of a row's cell."""
+        return row if self.rows is None else int(self.rows[row])
 
     def expand(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values of the distinct cells, (d, ...), as values of the rows, (n, ...)."""
-        return values[self.rows]
+        return values if self.rows is None else values[self.rows]
 
     def map(self, function: Callable[[str], Any], kind: type) -> NDArray[Any]:
         """Return (d,) results of a function of each text."""
@@ -191,18 +206,15 @@ class Cells:
 
     def find_first(self, bad: NDArray[np.bool_]) -> int:
         """Return the position in `texts` of the cell of the first row that has one of the bad cells (d,)."""
-        return int(self.rows[np.argmax(self.expand(bad))])
+        return self.place(int(np.argmax(self.expand(bad))))
 
     @cached_property
     def is_missing(self) -> NDArray[np.bool_]:
         """(d,) bool, True where a cell stands for no value: by its text, in columns of numbers by its number."""
-        listed = {shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
-        texts = MISSING | listed
-        found = self.mark(lambda text: shorten_whole(text, self.reader).lower() in texts)
+        found = np.isnan(self.numbers) if self.numbers is not None else self.mark(mark_missing(self.reader))
         if self.reader.missing and self.is_number:
-            codes = np.array([text.strip() for text in self.reader.missing], dtype=object)
             # As numbers, too: a listed -9 may be written -9.0 or, with a decimal comma, -9,00.
-            found |= np.isin(self._parse(), parse_numbers(codes, self.reader.decimal))
+            found |= np.isin(self._parse(), list_missing_numbers(self.reader))
         if found.all() and self.role == "feature":
             _log.warning(
                 "%s: column %r has no value in any row: a model cannot learn from it", self.path, self.column
@@ -218,19 +230,36 @@ class Cells:
 
     def _parse(self) -> NDArray[np.float64]:
         """Return (d,) numbers, those of text by the decimal mark of the file, NaN where the text is no number."""
-        values = parse_numbers(self.texts, ".")
+        if self.numbers is not None:
+            return self.numbers.copy()
+        texts = np.asarray(self.texts)
+        values = parse_numbers(texts, ".")
         if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
-            values[self.is_text] = parse_numbers(self.texts[self.is_text], self.reader.decimal)
+            values[self.is_text] = parse_numbers(texts[self.is_text], self.reader.decimal)
         return values
 
 
-def read_column(cells: pd.Series[Any], path: Path, decimal: str) -> tuple[Strings, Any, Any, Any]:
-    """Return the fields `texts`, `is_text`, `is_date` and `rows` of a column's `Cells`.
+def mark_missing(reader: Reader) -> Callable[[str], bool]:
+    """Return the test whether a text stands for no value in a file."""
+    listed = {shorten_whole(text_of(text), reader).lower() for text in reader.missing}
+    texts = MISSING | listed
+    return lambda text: shorten_whole(text, reader).lower() in texts
+
+
+def list_missing_numbers(reader: Reader) -> NDArray[np.float64]:
+    """Return the numbers that stand for no value in a file; NaN for a text that is none."""
+    # With a decimal comma, too, "9.0" is the text 9.
+    listed = [form for text in reader.missing for form in (text.strip(), text_of(text))]
+    return parse_numbers(np.array(listed, dtype=object), reader.decimal)
+
+
+def find_distinct_cells(source: Source, name: str, values: Values, decimal: str = "") -> Distinct:
+    """Return the distinct cells of a column, by the decimal mark of the reader unless another one is given.
 
     Raises:
-        SilodpError: a cell is no text and no number.
+        SilodpError: a cell is no text, number, date or truth value.
     """
-    texts, values, rows = read_distinct(cells, path, decimal)
-    is_text = np.array([isinstance(value, str) for value in values], dtype=bool)
-    is_date = np.array([isinstance(value, date) for value in values], dtype=bool)
-    return texts, is_text, is_date, rows
+    try:
+        return find_distinct(values, decimal or source.reader.decimal)
+    except CellError as error:
+        raise source.refuse(f"column '{name}' {error}", "data.value", name) from None

@@ -33,6 +33,7 @@ class Reader:
         sheet: the name of the sheet to read, where a workbook has several.
         missing: texts that stand for no value, besides an empty cell, NA, NaN, N/A, none and null.
         dates: column → layout of its dates in this file, where it differs from the column's `date`.
+        missing_in: column → further texts that stand for no value there, and are values elsewhere.
 
     Raises:
         SilodpError: a value that no file can have.
@@ -44,6 +45,7 @@ class Reader:
     sheet: str | None = None
     missing: Sequence[str] = ()
     dates: Mapping[str, str] | None = None
+    missing_in: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         fault = self._find_fault()
@@ -64,9 +66,11 @@ class Reader:
             "a".encode(self.encoding).decode(self.encoding)
         except (LookupError, TypeError, UnicodeError):
             return f"encoding is {self.encoding!r}; give a name such as 'utf-8', 'utf-16' or 'cp1252'"
-        listed = isinstance(self.missing, Sequence) and not isinstance(self.missing, str)
-        if not listed or not all(isinstance(text, str) for text in self.missing):
+        if not _are_texts(self.missing):
             return f"missing is {self.missing!r}; list texts"
+        texts = {} if self.missing_in is None else self.missing_in
+        if not isinstance(texts, Mapping) or not all(map(_are_texts, texts.values())):
+            return f'missing_in is {texts!r}; give a table from columns to lists of texts such as ["999"]'
         if not isinstance(dates, Mapping):
             return f"dates is {dates!r}; give a table from columns to layouts such as '%d.%m.%Y'"
         for column, layout in dates.items():
@@ -74,6 +78,23 @@ class Reader:
                 remedy = "give one with day, month and year such as '%d.%m.%Y'"
                 return f"dates gives column {column!r} the layout {layout!r}; {remedy}"
         return None
+
+    def narrow(self, column: str) -> Reader:
+        """Return the reader of one column, whose `missing` has all texts that stand for no value there."""
+        texts = (self.missing_in or {}).get(column)
+        return replace(self, missing=(*self.missing, *texts), missing_in=None) if texts else self
+
+    def extend(self, other: Reader) -> Reader:
+        """Return this reader with what another one says of columns, and with its texts that stand for no value."""
+        dates = {**(other.dates or {}), **(self.dates or {})}
+        ours, theirs = self.missing_in or {}, other.missing_in or {}
+        # A code of one table does not make values of the others.
+        texts = {
+            column: tuple(dict.fromkeys([*theirs.get(column, ()), *ours.get(column, ())]))
+            for column in {**theirs, **ours}
+        }
+        missing = tuple(dict.fromkeys([*other.missing, *self.missing]))
+        return replace(self, missing=missing, dates=dates or None, missing_in=texts or None)
 
     @property
     def codec(self) -> str:
@@ -94,10 +115,12 @@ class TableMapping:
     Attributes:
         columns: column of the schema → its name in the table.
         values: column of the schema → text of a cell → the declared value that it stands for.
+        query: the query whose result is the table, where the silo has a database; public.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    query: str | None = None
 
 
 def header_text(column: object) -> str:
@@ -199,7 +222,21 @@ def read_mapping(silo: str, declared: Any) -> TableMapping:
             f"{where} is {shorten(declared)}; give tables such as columns = {{ age = 'Alter' }} and values = "
             "{ sex = { w = 'f' } }",
         )
-    return found
+    if found.query is None:
+        return found
+    # One statement stands in another one, where its end has no sign.
+    query = found.query.strip().removesuffix(";").rstrip() if isinstance(found.query, str) else ""
+    if not query or "\0" in query:
+        raise refuse_schema(
+            f"silos.{silo}.query",
+            f"{where} has the query {shorten(found.query)}; give the text of one SELECT",
+        )
+    return replace(found, query=query)
+
+
+def _are_texts(listed: Any) -> bool:
+    is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
+    return is_list and all(isinstance(text, str) for text in listed)
 
 
 def is_layout(layout: Any) -> bool:

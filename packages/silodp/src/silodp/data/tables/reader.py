@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from silodp.assumption import Assumption
@@ -23,10 +24,13 @@ from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
-from silodp.data.tables._cells import find_key_fault
-from silodp.data.tables._table import Table, read_cells
+from silodp.data.tables._table import Table, check_columns, list_columns, read_cells
+from silodp.data.tables.cells import Cells
 from silodp.data.tables.columns import TableMapping
+from silodp.data.tables.features import Features
+from silodp.data.tables.keys import Persons, find_key_fault
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
+from silodp.data.tables.sources.source import open_source
 from silodp.errors import SilodpError
 from silodp.settings import check_type
 
@@ -77,33 +81,36 @@ def read_tables(
         _log.warning(UNSCALED_LABEL)
     paths = _silo_paths(files)
     profile = schema.read_identity()
-    tables = {
-        silo: Table.read(path, schema, profile, schema.readers.get(silo), schema.silos.get(silo))
+    mappings = {silo: schema.silos.get(silo, TableMapping()) for silo in paths}
+    sources = {
+        silo: open_source(path, schema.readers.get(silo, schema.reader), mappings[silo].query)
         for silo, path in paths.items()
     }
-    cells = {silo: _read_cells(table) for silo, table in tables.items()}
+    for silo, source in sources.items():  # a column that is missing is found before minutes of reading
+        check_columns(source, list_columns(schema, mappings[silo]))
+    tables = {}
+    for silo in paths:
+        tables[silo] = _Rows.read(Table.read(sources.pop(silo), schema, mappings[silo], profile))
+        pa.default_memory_pool().release_unused()  # Arrow keeps what the file took for itself
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
-    tested = [table.keys[table.is_test & table.kept_rows()].astype(str) for table in tables.values()]
-    persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
+    # A test person may be in no training record, and so have no number in the users' index.
+    tested = set[str]().union(*(rows.persons.list_keys(rows.is_test) for rows in tables.values()))
+    numbers = {key: number for number, key in enumerate(sorted(tested))}
     has_test = schema.split is not None or schema.test_share is not None
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
-    for silo, table in tables.items():
-        x, y, budgets = cells.pop(silo)  # no longer held twice, here and in the silo's data
-        is_test, kept = table.is_test, table.kept_rows()
-        user = table.users(known, is_test)
-        train, test = kept & ~is_test, kept & is_test
+    for silo, rows in tables.items():
+        user, train, test = rows.number(known), rows.is_training, rows.is_test
         held_out = None
         if has_test:
-            # A test person may be in no training record, and so have no number in the users' index.
-            number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
-            held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
-        silos.append(
-            SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers, schema.kind)
-        )
-        held.append((x[test], y[test], user[test]))
-        in_train.update(user[train].tolist())
-        in_test.update(user[test].tolist())
+            x, y, of_test = rows.features.take(test), rows.labels[test], rows.persons.number(numbers)[test]
+            held_out = SiloData(silo, x, y, of_test, labels=schema.kind)
+            held.append((x, y, user[test]))
+        x, y = rows.features.take(train), rows.labels[train]
+        silos.append(SiloData(silo, x, y, user[train], rows.budgets, held_out, identifiers, schema.kind))
+        if schema.split is not None:  # a share of test persons never parts the records of one
+            in_train.update(user[train].tolist())
+            in_test.update(user[test].tolist())
     if in_train & in_test:
         _log.warning(
             "the split column %r puts records of one person into training and test, so that the metrics are too "
@@ -117,14 +124,44 @@ def read_tables(
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
 
 
-def _read_cells(
-    table: Table,
-) -> tuple[NDArray[np.float32] | NamedArrays, NDArray[Any], NDArray[np.float64] | None]:
-    """Return features and labels of all rows, and the budgets of training records; all faults are one error."""
-    with table.refusals.collect():
-        _ = table.keys
-        x, y = table.features(), table.labels()
-        return x, y, table.budgets(table.kept_rows() & ~table.is_test)
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What the rules made of one silo's n rows.
+
+    Attributes:
+        features: the features of all rows.
+        labels: (n, ...) their labels.
+        budgets: the ε that each training record may be charged; None without such a column.
+        persons: which person each row belongs to.
+        is_training, is_test: (n,) bool, which rows are training or test records; the others are dropped.
+        keys: the cells of the user keys.
+    """
+
+    features: Features = field(repr=False)
+    labels: NDArray[Any] = field(repr=False)
+    budgets: NDArray[np.float64] | None = field(repr=False)
+    persons: Persons = field(repr=False)
+    is_training: NDArray[np.bool_] = field(repr=False)
+    is_test: NDArray[np.bool_] = field(repr=False)
+    keys: Cells = field(repr=False)
+
+    @classmethod
+    def read(cls, table: Table) -> _Rows:
+        """Read all columns; what is refused in them is one error. The other cells of the table are freed with it."""
+        with table.refusals.collect():
+            persons, features, labels = table.persons, table.features(), table.labels()
+            is_test, is_kept = table.is_test, persons.expand(persons.keys != "", bool)
+            budgets = table.budgets(is_kept & ~is_test)
+        keys = table.cells[table.schema.user]
+        return cls(features, labels, budgets, persons, is_kept & ~is_test, is_kept & is_test, keys)
+
+    def number(self, known: Mapping[str, int]) -> NDArray[np.int64]:
+        """Return (n,) number of every record's user; -1, in test or dropped rows only, for a key without a number."""
+        number = self.persons.number(known)
+        remedy = "add the key to the public list, or to the trust center's file, or drop the record"
+        unknown = (number < 0) & self.is_training
+        self.keys.refusals.refuse(self.keys, unknown, "has no number in the index of users", remedy)
+        return number
 
 
 def read_inputs(
@@ -149,19 +186,10 @@ def read_inputs(
         SilodpError: the table cannot be read, lacks a column, or has a value that the schema refuses.
     """
     place = Path(source) if isinstance(source, str) else source
-    table, frame = Table.read_inputs(place, schema, mapping, copied)
-    found = frame.columns.tolist()
-    for column in copied:
-        if found.count(column) != 1:
-            raise SilodpError(
-                f"{table.path}: column {column!r}, which is to be copied, is not there, or is there twice; name a "
-                "column of the table",
-                code="data.column",
-                field="copied",
-            )
+    table, kept = Table.read_inputs(place, schema, mapping, copied)
     with table.refusals.collect():
-        x = table.features()
-    return x, frame[list(copied)]
+        features = table.features()
+    return features.take(np.ones(table.size, dtype=bool)), kept
 
 
 def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:
@@ -217,7 +245,7 @@ def _refuse_files(message: str) -> SilodpError:
 
 
 def _user_index(
-    tables: Mapping[str, Table], schema: Schema, profile: IdentityProfile | None = None
+    tables: Mapping[str, _Rows], schema: Schema, profile: IdentityProfile | None = None
 ) -> tuple[dict[str, int], list[Assumption]]:
     """Return user key → number, and the assumptions behind it.
 
@@ -227,9 +255,7 @@ def _user_index(
     if listed is not None:
         source = str(schema.users) if isinstance(schema.users, str | Path) else "users"
         return _index_listed(listed, source), []
-    found = set[str]()
-    for table in tables.values():
-        found.update(table.keys[~table.is_test & table.kept_rows()])
+    found = set[str]().union(*(rows.persons.list_keys(rows.is_training) for rows in tables.values()))
     if not found:
         raise SilodpError(
             "no table has a training row; check the split column", code="data.no_records", field=schema.split
@@ -242,7 +268,9 @@ def _user_index(
             field="data.schema.identity",
         )
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
-    ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
+    texts = sorted(found)
+    ordered = sorted(filter(str.isdigit, texts), key=len)
+    ordered += [key for key in texts if not key.isdigit()]
     assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
     return {key: number for number, key in enumerate(ordered)}, assumptions
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
@@ -164,7 +165,7 @@ class Schema:
         check_type("data.schema.readers", self.readers, Mapping)
         readers = {silo: read_reader(silo, given, self.reader) for silo, given in self.readers.items()}
         object.__setattr__(self, "readers", readers)
-        self._check_dates()
+        self._check_columns_of_readers()
         columns = self.columns
         for column in columns:
             if not isinstance(column, str):
@@ -188,7 +189,7 @@ class Schema:
             column: {text_of(text): to_cell(value) for text, value in values.items()}
             for column, values in mapping.values.items()
         }
-        return TableMapping(dict(mapping.columns), texts)
+        return TableMapping(dict(mapping.columns), texts, mapping.query)
 
     def _find_mapping_fault(self, where: str, mapping: TableMapping) -> tuple[str, str] | None:
         """Return the first setting of a mapping that does not fit this schema, and why; None where all do."""
@@ -231,16 +232,20 @@ class Schema:
         }
         return [to_cell(value) for value in listed.get(column, ())]
 
-    def _check_dates(self) -> None:
-        """Check that readers name layouts for columns of dates only; a misspelled one would be left out in silence."""
+    def _check_columns_of_readers(self) -> None:
+        """Check that readers name columns that there are; a misspelled one would be left out in silence."""
         dates = [name for name, column in self.numeric_columns().items() if column.date is not None]
         for reader in (self.reader, *self.readers.values()):
-            for column in reader.dates or {}:
-                if column not in dates:
-                    remedy = suggest_name(str(column), dates) or "give it date and since in numeric"
-                    raise refuse_schema(
-                        "reader", f"reader.dates names {column!r}, which is no column of dates; {remedy}"
-                    )
+            for setting, named, known, what, otherwise in (
+                ("dates", reader.dates, dates, "no column of dates", "give it date and since in numeric"),
+                ("missing_in", reader.missing_in, self.columns, "no column of the schema", "take it out"),
+            ):
+                for column in named or {}:
+                    if column not in known:
+                        remedy = suggest_name(str(column), known) or otherwise
+                        raise refuse_schema(
+                            "reader", f"reader.{setting} names {column!r}, which is {what}; {remedy}"
+                        )
 
     def _check_label(self) -> None:
         """Check that the kind of label and the columns that hold it go together."""
@@ -352,11 +357,13 @@ class Schema:
             every text that counts as a category, also one that does so because it stands for no value.
         """
         names, mapping = self.name_columns(silo), self.silos.get(silo, TableMapping())
-        missing = self.readers.get(silo, self.reader).missing
+        reader = self.readers.get(silo, self.reader)
         return tuple(
             name
             for column, kind in self.kinds.items()
-            for name in kind.name_features(names[column], mapping.values.get(column, {}), missing)
+            for name in kind.name_features(
+                names[column], mapping.values.get(column, {}), reader.narrow(column).missing
+            )
         )
 
     def find_setting(self, column: str) -> str:
@@ -440,6 +447,12 @@ class Schema:
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
         given = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OF_RECORDS}
+        texts = {
+            name: listed
+            for name, listed in (self.reader.missing_in or {}).items()
+            if name in self.feature_columns
+        }
+        given["reader"] = replace(self.reader, missing_in=texts or None)
         found = {name: _to_plain(value) for name, value in given.items() if name != "other"}
         others = {name: self.kinds[name] for name in self.other}
         named = {name: {"kind": _name_kind(type(kind)), **_to_plain(kind)} for name, kind in others.items()}
@@ -554,16 +567,19 @@ def name_classes(schema: Schema | None, count: int | None) -> tuple[str, ...]:
     return tuple(map(str, range(count or 0)))
 
 
-def is_test_person(key: str, share: float) -> bool:
-    """Return whether a person's records are for testing: a public function of their key, equal in every silo.
+def find_test_persons(keys: Iterable[str], share: float) -> list[bool]:
+    """Return whose records are for testing: a public function of their keys, equal in every silo.
 
     Args:
-        key: the key of the person, normalized as in the tables.
+        keys: the keys of persons, normalized as in the tables.
         share: the share of persons whose records are for testing, in [0, 1].
     """
     # The first eight bytes of the hash are a number below 2^64 that looks drawn at random, and is the same everywhere.
-    digest = hashlib.sha256(f"silodp test person {key}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2.0**64
+    limit = math.ceil(share * 2.0**64)
+    if limit == 2**64:
+        return [True for _ in keys]
+    bound, make_hash = limit.to_bytes(8, "big"), hashlib.sha256  # bytes are ordered as the numbers are
+    return [make_hash(b"silodp test person " + key.encode()).digest() < bound for key in keys]
 
 
 def normalize_key(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
@@ -19,6 +19,7 @@ from silodp.data.tables._text import (
     AS_TRAINED,
     name_date,
     name_date_option,
+    name_missing,
     name_missing_option,
     name_setting,
     needs_all_digits,
@@ -42,8 +43,12 @@ _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 """A number with a decimal point, or with points between thousands. `k.A.`, which stands for no value, is neither."""
 _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
 """A number with a unit or a comparison, such as `150 bpm` or `< 5`: such a cell has a value, so it is never missing."""
+_LIMIT = re.compile(r"(?P<side><=|>=|[<≤>≥])\s*(?P<number>[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?)")
+"""A limit of detection, such as `<0.5`: the value is known to lie on one side of a number."""
 _MISSING_CODE = re.compile(r"-\d{1,4}|-?9{2,4}([.,]9+)?")
 """A number, such as -9 or 999, that programs write where there is no value."""
+OPEN_END = re.compile(r".*(2099|2999|9999).*")
+"""A day that registers write where something still goes on."""
 _TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
 _FIRST_OF_WORKBOOKS, _FIRST_SURE_DAY = datetime.datetime(1900, 1, 1), datetime.datetime(1900, 3, 1)
@@ -59,6 +64,8 @@ class NumericColumn(Column):
             Without it the range is mapped to [-1, 1].
         missing: what a missing cell counts as: a number in the range, or "indicator": the center, or the middle of the
             range, and a column of 0 and 1 beside it says so. None refuses missing cells.
+        below, above: text of a cell with a limit of detection, such as "<0.5" → the public number that it counts as.
+            `< 0.50` is "<0.5", too, and so is `<0,5` in a file with decimal commas.
         date, since: for dates: their layout ("%d.%m.%Y") and a public day ("2020-01-01"). Values are days since then,
             and so are the other constants.
     """
@@ -68,6 +75,8 @@ class NumericColumn(Column):
     missing: float | str | None = None
     date: str | None = None
     since: str | None = None
+    below: Mapping[str, float] | None = None
+    above: Mapping[str, float] | None = None
 
     section: ClassVar[str] = "numeric"
     is_number: ClassVar[bool] = True
@@ -77,7 +86,7 @@ class NumericColumn(Column):
         return cls(declared)
 
     def check(self, where: str) -> None:
-        """Refuse a range, a typical value, a number for missing cells or a layout that cannot be."""
+        """Refuse a range, a typical value, a number for missing cells or limits, or a layout that cannot be."""
         if fault := _find_fault(self):
             raise refuse_schema("numeric", f"{where} has {fault}")
 
@@ -109,7 +118,7 @@ class NumericColumn(Column):
         """Return the scaled values (d, 1), and beside them the indicator of missing cells if there is one."""
         low, high = self.range
         if self.date is None:
-            values = read_numbers(cells, self.fill)
+            values = read_numbers(cells, self.fill, {**(self.below or {}), **(self.above or {})})
         else:
             values = _read_days(cells, self)
             if self.fill is not None:
@@ -137,10 +146,12 @@ class NumericColumn(Column):
             "(--out-of-range clip)"
         )
         # Programs write -9 or 999 for no value: to widen the range for it would spoil the scale.
-        if _MISSING_CODE.fullmatch(first):
-            remedy += f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+        if _MISSING_CODE.fullmatch(first) or (self.date is not None and OPEN_END.fullmatch(first)):
+            remedy += f", or, if {first} stands for no value, set {name_missing(cells.column, first)}"
         if self.fill is not None:
-            fixed = f"if it stands for no value, give {name_missing_option(first)}; else {fixed}"
+            fixed = (
+                f"if it stands for no value, give {name_missing_option(cells.column, first)}; else {fixed}"
+            )
         why = f"is outside the declared range {low:g}..{high:g}{unit}"
         cells.refuse(outside, why, cells.advise(remedy, fixed))
 
@@ -150,6 +161,8 @@ class NumericColumn(Column):
         values = "{}, {:g} to {:g}".format(kind, *self.range)
         if self.typical is not None:
             values += ", typically {:g} ± {:g}".format(*self.typical)
+        for text, number in {**(self.below or {}), **(self.above or {})}.items():
+            values += f", {text} counts as {number:g}"
         policy = "refused" if self.fill is None else f"count as {self.fill:g}"
         return values, policy + (", with an input of 1 beside it" if self.has_indicator else "")
 
@@ -182,15 +195,47 @@ class NumericColumn(Column):
         return [known & (place >= start) & below for start, below in zip(edges, is_below, strict=False)]
 
 
-def read_numbers(cells: Cells, fill: float | None = None) -> NDArray[np.float64]:
-    """Return (d,) numbers; `fill` where a cell is missing, which is refused without it."""
+def read_numbers(
+    cells: Cells, fill: float | None = None, limits: Mapping[str, float] | None = None
+) -> NDArray[np.float64]:
+    """Return (d,) numbers; `fill` where a cell is missing, which is refused without it.
+
+    Args:
+        cells: The distinct cells.
+        fill: What a missing cell counts as.
+        limits: Text of a limit of detection → what such a cell counts as.
+    """
     values = cells.parse_numbers()
+    if limits and cells.numbers is None:
+        _fill_limits(cells, values, limits)
     if fill is not None:
         values[cells.is_missing] = fill
     wrong = ~np.isfinite(values)
     if wrong.any():
         cells.refuse(wrong, *_explain_no_number(cells, wrong))
     return values
+
+
+def _fill_limits(cells: Cells, values: NDArray[np.float64], limits: Mapping[str, float]) -> None:
+    """Put into `values` (d,) what cells with a declared limit count as."""
+    known = {parse_limit(text): number for text, number in limits.items()}
+    for place in np.flatnonzero(cells.mark(_LIMIT.fullmatch) & ~cells.is_missing):
+        limit = parse_limit(cells.texts[place], cells.reader.decimal if cells.is_text[place] else ".")
+        values[place] = known.get(limit, np.nan)
+
+
+def parse_limit(text: object, decimal: str = ".") -> tuple[str, float] | None:
+    """Return the side of a limit of detection, one of < ≤ > ≥, and its number; None where a text is none."""
+    found = _LIMIT.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None or ("," if decimal == "." else ".") in found["number"]:
+        return None
+    side = found["side"].replace("<=", "≤").replace(">=", "≥")
+    return side, float(found["number"].replace(",", "."))
+
+
+def name_side(limit: tuple[str, float]) -> str:
+    """Return the setting that declares a limit of detection: "below" or "above"."""
+    return "below" if limit[0] in "<≤" else "above"
 
 
 def _explain_no_number(cells: Cells, wrong: NDArray[np.bool_]) -> tuple[str, str]:
@@ -225,6 +270,9 @@ def _explain_no_number(cells: Cells, wrong: NDArray[np.bool_]) -> tuple[str, str
         remedy += ', or declare missing = "indicator" or a public number for the column'
     if not 0 < len(first) <= 20 or cells.is_missing[place]:
         return "is no finite number", cells.advise(remedy)
+    if is_feature and (limit := parse_limit(first, cells.reader.decimal)):
+        setting = f'{name_side(limit)} = {{ "{limit[0]}{limit[1]:.15g}" = NUMBER }}'
+        return "is a limit of detection", cells.advise(f"declare for the column what it counts as: {setting}")
     if _BEGINS_WITH_NUMBER.match(first):
         return (
             "is a number with other characters",
@@ -235,7 +283,7 @@ def _explain_no_number(cells: Cells, wrong: NDArray[np.bool_]) -> tuple[str, str
         remedy = "declare the column as categorical, with its public categories"
         return "is no number, as all others of the column", cells.advise(remedy)
     # A value for missing cells does not help here: this text is not known to stand for none.
-    none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
+    none = f"or, if this stands for no value, set {name_missing(cells.column, first)}"
     remedy = f"correct the cell, {none}; {remedy}" if is_feature else remedy
     return "is no finite number", cells.advise(remedy, f"{AS_TRAINED}, {none}")
 
@@ -312,6 +360,9 @@ def _find_fault(column: NumericColumn) -> str | None:
     is_number = isinstance(column.missing, Real) and not isinstance(column.missing, bool)
     if column.missing not in (None, INDICATOR) and not (is_number and low <= float(column.missing) <= high):
         return f"missing {column.missing!r}; give 'indicator' or a number in {bounds}"
+    for name in ("below", "above"):
+        if fault := _find_limit_fault(column, name, bounds):
+            return fault
     is_date = isinstance(column.since, str) and _read_day(column.since) and is_layout(column.date)
     if (column.date, column.since) != (None, None) and not is_date:
         return (
@@ -319,6 +370,30 @@ def _find_fault(column: NumericColumn) -> str | None:
             "'%d.%m.%Y' (with %p where it has %I) and a public day such as '2020-01-01'"
         )
     return None
+
+
+def _find_limit_fault(column: NumericColumn, name: str, bounds: str) -> str:
+    """Return what is wrong with the limits of one side, "below" or "above", and what to give; "" where nothing is."""
+    limits = getattr(column, name)
+    if limits is None:
+        return ""
+    low, high = column.range
+    example = '{ "<0.5" = 0.25 }' if name == "below" else '{ ">300" = 300 }'
+    if not isinstance(limits, Mapping) or not limits:
+        return f"{name} {limits!r}; give a table such as {example}, with public numbers"
+    if column.date is not None:
+        return f"{name}, and its cells are days; take it out"
+    parsed = [parse_limit(text) for text in limits]
+    for (text, number), limit in zip(limits.items(), parsed, strict=True):
+        if limit is None or name_side(limit) != name or parsed.count(limit) > 1:
+            return f"{name} {text!r}; write each limit once, as in {example}"
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        # A number on the other side of its limit is a slip: what is below 0.5 does not count as 5.
+        is_beyond = is_number and (number > limit[1] if name == "below" else number < limit[1])
+        if not is_number or not low <= number <= high or is_beyond:
+            other = "above" if name == "below" else "below"
+            return f"{name} {text!r} = {number!r}; give a public number in {bounds}, not {other} the limit"
+    return ""
 
 
 def _explain_dates(column: NumericColumn) -> str:
