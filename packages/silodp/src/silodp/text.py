@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from reprlib import Repr
+from typing import Any
 
 MAX_REASON_CHARACTERS = 200
 """Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
@@ -45,9 +47,24 @@ def join_names(names: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def name_extra(extra: str) -> str:
-    """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
-    within = f"packages/silodp-{extra}" if extra in EXTENSIONS else f"'packages/silodp[{extra}]'"
+def quote(value: Any) -> str:
+    """Return text, a number, a list or a table of these as TOML has it on one line, in a comment, too."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{quote(key)} = {quote(one)}' for key, one in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def name_extra(extra: str, module: str = "silodp") -> str:
+    """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions.
+
+    Args:
+        extra: The name of the extra, or of an extension package.
+        module: A module of the package that needs it.
+    """
+    package = module.partition(".")[0].replace("_", "-")
+    within = f"packages/silodp-{extra}" if extra in EXTENSIONS else f"'packages/{package}[{extra}]'"
+    if package != "silodp":  # no index has the core yet, which it needs
+        within = f"packages/silodp -e {within}"
     return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e {within}"
 
 

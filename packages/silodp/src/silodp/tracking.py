@@ -106,7 +106,7 @@ class Tracker(Callback, ABC):
             except ImportError as error:
                 raise SilodpError(
                     f"--log {cls.name} cannot import '{package}' ({describe_exception(error)}): "
-                    f"{name_extra(cls.name)}.",
+                    f"{name_extra(cls.name, cls.__module__)}.",
                     code="argument.missing",
                     field="log",
                 ) from None

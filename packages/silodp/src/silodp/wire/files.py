@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,11 @@ def read_sealed(path: Path, where: str) -> bytes:
             code="checkpoint.damaged",
         )
     return data
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return whether a file belongs to this user, and nobody else may read or change it."""
+    return not stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid()
 
 
 def make_private_folder(path: Path) -> None:
