@@ -13,7 +13,7 @@ import argparse
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 import silodp
 from partly_known import measure_step
 from silodp.data.federation import Federation
-from silodp.methods import ServerAdam, ServerOptimizer, ServerSgd
+from silodp.methods import Move, ServerAdam, ServerOptimizer, ServerSgd
 from silodp.methods.server_optimizer import State
 from silodp.settings import Momentum, Positive
 from silodp_experiments import benchmarks
@@ -56,13 +56,13 @@ class Sofim(ServerOptimizer):
         return {"mean": torch.zeros(params.numel(), dtype=torch.float64)}
 
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
-        update = scale * total
+        update = move.scale * total
         mean = self.beta * state["mean"] + (1 - self.beta) * update
-        move = update - mean * (mean @ update) / (self.damping + mean @ mean)
-        return params + (learning_rate * move).to(params), {"mean": mean}
+        step = update - mean * (mean @ update) / (self.damping + mean @ mean)
+        return params + (move.learning_rate * step).to(params), {"mean": mean}
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class ScaledAdam(ServerAdam):
     rate: Positive = 0.1
 
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
-        return super().step(params, total, state, self.rate, scale)
+        return super().step(params, total, state, replace(move, learning_rate=self.rate))
 
 
 GRIDS: dict[str, list[ServerOptimizer]] = {

@@ -128,11 +128,6 @@ def test_help_of_compare_is_plain_text(silodp: Silodp) -> None:
     assert "env var" not in told.err
 
 
-def test_images_are_not_tuned(silodp: Silodp) -> None:
-    digits = Path(__file__).parents[4] / "examples" / "mnist.toml"
-    assert_sentence(silodp("plan", digits, "--tune", "--target-epsilon", 3, "--json"), code="plan.no_table")
-
-
 def test_methods_from_files_are_compared(
     silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

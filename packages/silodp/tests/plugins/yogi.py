@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silodp.methods import ServerOptimizer
+from silodp.methods import Move, ServerOptimizer
 from silodp.methods.server_optimizer import State
 
 
@@ -27,10 +27,10 @@ class Yogi(ServerOptimizer):
         return {"mean": zeros, "square": torch.full_like(zeros, self.adaptivity**2)}
 
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        update, square = scale * total, state["square"]
+        update, square = move.scale * total, state["square"]
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * update
         square = square - (1 - self.beta2) * update**2 * torch.sign(square - update**2)
-        move = learning_rate * mean / (square.sqrt() + self.adaptivity)
-        return params + move.to(params), {"mean": mean, "square": square}
+        step = move.learning_rate * mean / (square.sqrt() + self.adaptivity)
+        return params + step.to(params), {"mean": mean, "square": square}

@@ -207,21 +207,25 @@ class CanaryRun:
     def released(self) -> Array | None:
         """The noisy sums (T, d) as whoever sees the models computes them; None where that is not known how.
 
-        The server's step is inverted as one with momentum, and the method's reading of a sum as a scaling of every
+        The server optimizer inverts its steps, and the method's reading of a sum is inverted as a scaling of every
         coordinate. Both are then checked on what was seen, whatever classes the two are of.
         """
         method, population = self.spec.method, self.spec.population
         if not method.releases_model:  # the sums themselves are released
             return self.sums
-        rate = method.server_learning_rate * method.server_scale(population)
-        velocity, sums = np.zeros(self.models.shape[1]), []
-        for asked, move in zip(self.updates, np.diff(self.models, axis=0), strict=True):
-            before, velocity = velocity, move / rate
-            update = velocity - method.server_momentum * before
+        optimizer = method.make_server_optimizer()
+        state = start_state(optimizer, torch.from_numpy(self.models[0]).float())
+        sums = []
+        for number, (asked, moved) in enumerate(zip(self.updates, np.diff(self.models, axis=0), strict=True)):
+            move = method.server_move(population, number, self.spec.rounds)
+            update = optimizer.invert(torch.from_numpy(moved), state, move)
             scale = self._find_scale(state_of(next(iter(asked.values())).request))
-            if scale is None:
+            if update is None or scale is None:
                 return None
-            sums.append(update / scale)
+            _, state = take_step(
+                optimizer, torch.from_numpy(self.models[number]).float(), update, state, move
+            )
+            sums.append(update.numpy() / scale)
         found = np.array(sums)
         # Coordinates that a method adds to the model's do not reach the models.
         whole = np.pad(found, ((0, 0), (0, self.spec.sum_size - found.shape[1])))
@@ -243,14 +247,15 @@ class CanaryRun:
     def count_steps(self, sums: Array) -> int:
         """Return in how many rounds the server's own optimizer makes the model that was seen of these sums (T, k)."""
         method, population = self.spec.method, self.spec.population
-        optimizer, scale = method.make_server_optimizer(), method.server_scale(population)
+        optimizer = method.make_server_optimizer()
         state = start_state(optimizer, torch.from_numpy(self.models[0]).float())
         slack, found = _ROUNDING * np.abs(np.diff(self.models, axis=0)).max(), 0
         for number, (asked, total) in enumerate(zip(self.updates, sums, strict=True), start=1):
             public = state_of(next(iter(asked.values())).request)
             update, _ = method.split_sum(torch.from_numpy(total), public, population)
             params = torch.from_numpy(self.models[number - 1]).float()
-            made, state = take_step(optimizer, params, update, state, method.server_learning_rate, scale)
+            move = method.server_move(population, number - 1, self.spec.rounds)
+            made, state = take_step(optimizer, params, update, state, move)
             released = optimizer.output_params(made, state) if number == len(sums) else made
             found += bool(np.abs(released.numpy() - self.models[number]).max() <= slack)
         return found

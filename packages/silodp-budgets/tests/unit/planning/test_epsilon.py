@@ -90,7 +90,8 @@ def test_a_question_and_a_plan_have_one_answer(name: str, adversary: Any, aggreg
     # To all digits but the last: fillers stand for constants, such as the clip, that cancel.
     rounded = answer | ({"epsilon": pytest.approx(answer["epsilon"], rel=1e-9)} if answer["private"] else {})
     assert {key: found[key] for key in answer} == rounded
-    assert found["accountant"] == expected["accountant"]
+    if answer["private"]:  # of events without an ε any accountant is as good
+        assert found["accountant"] == expected["accountant"]
     assert [(claim["epsilon"], claim["why"]) for claim in found["claims"]] == [
         (pytest.approx(claim["epsilon"], rel=1e-9), claim["why"])
         for claim in expected["claims"]

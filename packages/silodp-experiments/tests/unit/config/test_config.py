@@ -202,7 +202,6 @@ def test_a_mistake_names_its_field(base: Path, override: str, code: str, field: 
     ("line", "code", "field"),
     [
         ("noise_multiplier = 5.0", "config.missing_field", "method.noise_multiplier"),
-        ("rounds = 3", "config.missing_field", "rounds"),
         ('source = "embedded"', "config.value", "data.source"),
         ('name = "uldp-avg"', "config.missing_field", "method.name"),
     ],

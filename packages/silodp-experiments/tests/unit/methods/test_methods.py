@@ -81,7 +81,8 @@ def test_with_a_step_every_update_is_as_long_as_any(weighting):
     """Normalized updates: each person moves the sum by 1 at most, however short or long their update was."""
     federation, task = small_federation(), logistic_task()
     for rate in (1e-9, 1e9):
-        method = UldpAvg(0.0, local=replace(TRAIN, learning_rate=rate, batch_size=None), weighting=weighting)
+        local = replace(TRAIN, learning_rate=rate, batch_size=None)
+        method = UldpAvg(0.0, local=local, weighting=weighting, step=1.0)
         whole = total(method, federation, task)
         moves = [
             np.linalg.norm(whole - total(method, without_user(federation, user), task))
@@ -118,7 +119,6 @@ def test_a_step_is_the_longest_move_of_a_round():
 
 
 def test_a_step_stands_alone():
-    assert UldpAvg(5.0).step == 1.0
     assert UldpAvg(5.0, 0.5).step is None
     assert replace(UldpAvg(5.0, step=2.0), noise_multiplier=1.0).step == 2.0
     for wrong in ({"clip": 0.5}, {"server_learning_rate": 3.0}):
@@ -135,7 +135,7 @@ def test_a_step_stands_alone():
 def test_the_text_of_a_method_without_a_step_is_that_of_older_versions():
     """Ledgers and guarantees hold it."""
     assert "step" not in repr(UldpAvg(5.0, 0.5))
-    assert repr(UldpAvg(5.0)).endswith("step=1.0)")
+    assert repr(UldpAvg(5.0, step=1.0)).endswith("step=1.0)")
 
 
 def test_naive_moves_by_twice_what_the_paper_charges():

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
         UnitBudgets,
         UserWeights,
     )
-    from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
+    from silodp.methods.server_optimizer import (
+        Move,
+        NoiseAware,
+        ServerAdam,
+        ServerOptimizer,
+        ServerSgd,
+        TailAverage,
+    )
     from silodp.methods.uldp import UldpAvg, UldpSgd, VerifiedIds
 
 METHODS: Registry[type[Method]] = Registry(
@@ -40,6 +47,8 @@ __all__ = [
     "FederationSize",
     "LocalContext",
     "Method",
+    "Move",
+    "NoiseAware",
     "Participation",
     "Poisson",
     "PublicState",
@@ -63,7 +72,14 @@ __getattr__ = export_lazily(
         "ddp": ("Ddp",),
         "participation": ("Always", "Participation", "Poisson"),
         "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
-        "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
+        "server_optimizer": (
+            "Move",
+            "NoiseAware",
+            "ServerAdam",
+            "ServerOptimizer",
+            "ServerSgd",
+            "TailAverage",
+        ),
         "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),
     },
 )

@@ -8,6 +8,7 @@ of them belong to a role (`silodp.methods.roles`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -21,7 +22,7 @@ from silodp.assumption import Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import roles
-from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
+from silodp.methods.server_optimizer import Move, ServerOptimizer, ServerSgd
 from silodp.settings import Momentum, Positive, Settings, check_value
 from silodp.training import sgd
 
@@ -209,6 +210,16 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     def make_server_optimizer(self) -> ServerOptimizer:
         """Return what takes the server's steps: `server_optimizer`, or the default one."""
         return self.server_optimizer or ServerSgd(self.server_momentum)
+
+    def server_move(self, population: roles.FederationSize, round_: int, rounds: int) -> Move:
+        """Return what is public of a round and its noisy sum, if all silos answer."""
+        bounds = self.bounds(population)
+        noise = (
+            None
+            if bounds is None
+            else bounds.sensitivity * bounds.noise_multiplier * math.sqrt(population.silos)
+        )
+        return Move(self.server_learning_rate, self.server_scale(population), noise, round_, rounds)
 
     # --- What a run must fulfil, and what its guarantee says ---
 

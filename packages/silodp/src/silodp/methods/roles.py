@@ -97,6 +97,11 @@ class Sampling:
         return self.participation_rule.rate
 
     @property
+    def mean_sampling(self) -> float:
+        """The public mean of users' rates, for scales; by default that of all, and 1 where users have their own."""
+        return self.common_sampling_rate or 1.0
+
+    @property
     def samples_users(self) -> bool:
         """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
         return self.common_sampling_rate != 1

@@ -5,6 +5,7 @@ Whatever a server optimizer does is post-processing of noisy sums: it costs no �
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,28 @@ if TYPE_CHECKING:
 
 State = Mapping[str, "Tensor"]
 
+_INNER = "optimizer/"
+"""Before the names of the state of an optimizer within another one."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What is public of a round and its noisy sum.
+
+    Attributes:
+        learning_rate: The method's `server_learning_rate` η_g.
+        scale: The method's `server_scale`; scale·total is the mean update.
+        noise: The standard deviation of the noise in each number of the sum; None where only silos know it.
+        round: The number of the round, counted from 0.
+        rounds: The number T of rounds.
+    """
+
+    learning_rate: float
+    scale: float
+    noise: float | None = None
+    round: int = 0
+    rounds: int = 1
+
 
 @dataclass(frozen=True)
 class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
@@ -27,6 +50,11 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
 
     `step` must be written. Its state lives in the run's checkpoint, so that a resumed run takes the same steps.
     """
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether steps need `Move.noise`, which methods whose silos add the noise themselves do not know."""
+        return False
 
     @classmethod
     def registry(cls) -> Mapping[str, type[ServerOptimizer]]:
@@ -47,7 +75,7 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
 
     @abstractmethod
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the next model and the next state; neither argument is changed in place.
 
@@ -55,8 +83,7 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
             params: The present model (d,), on its device and of its type.
             total: The noisy sum (d,) of the silos' updates, float64 on the CPU, which points downhill.
             state: The state that `initial_state` or the last step returned.
-            learning_rate: The method's `server_learning_rate` η_g.
-            scale: The method's `server_scale`; scale·total is the mean update.
+            move: What is public of the sum.
 
         Returns:
             The model (d,), and the state.
@@ -65,6 +92,21 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
     def output_params(self, params: Tensor, state: State) -> Tensor:
         """Return the model (d,) that a run returns if it ends after this step; by default the current one."""
         return params
+
+    def invert(self, moved: Tensor, state: State, move: Move) -> Tensor | None:
+        """Return the noisy sum whose step moves the model so, as whoever sees the models computes it.
+
+        An attack asks for it. Where many sums make the same move, it is one of them.
+
+        Args:
+            moved: The next model less the present one (d,), float64.
+            state: The state before the step.
+            move: What is public of the sum.
+
+        Returns:
+            The sum (d,), float64; None, the default, where nobody wrote how.
+        """
+        return None
 
 
 # --- how callers ask an optimizer: a plug-in may return anything, which no checkpoint and no silo must get -----------
@@ -80,19 +122,14 @@ def start_state(optimizer: ServerOptimizer, params: Tensor) -> State:
 
 
 def take_step(
-    optimizer: ServerOptimizer,
-    params: Tensor,
-    total: Tensor,
-    state: State,
-    learning_rate: float,
-    scale: float,
+    optimizer: ServerOptimizer, params: Tensor, total: Tensor, state: State, move: Move
 ) -> tuple[Tensor, State]:
     """Return the next model and state, checked; arguments as for `ServerOptimizer.step`.
 
     Raises:
         SilodpError: the optimizer returned something else (code plugin.returned).
     """
-    found: object = optimizer.step(params, total, state, learning_rate, scale)
+    found: object = optimizer.step(params, total, state, move)
     if not (isinstance(found, tuple) and len(found) == 2):
         raise _make_error(optimizer, f"step returned {_describe(found)}: return the pair (params, state)")
     _check_params(optimizer, "step", found[0], params)
@@ -172,13 +209,17 @@ class ServerSgd(ServerOptimizer):
         return {"velocity": torch.zeros(params.numel(), dtype=torch.float64)}
 
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
         # In float64, as the noisy sum: only the finished move is rounded to the type of the model.
         velocity = self.momentum * state["velocity"] + total
-        rate = learning_rate * scale
+        rate = move.learning_rate * move.scale
         return params + (rate * velocity).to(params), {"velocity": velocity}
+
+    def invert(self, moved: Tensor, state: State, move: Move) -> Tensor:
+        """Return the sum of a move (see `ServerOptimizer.invert`)."""
+        return moved / (move.learning_rate * move.scale) - self.momentum * state["velocity"]
 
 
 @dataclass(frozen=True)
@@ -205,15 +246,91 @@ class ServerAdam(ServerOptimizer):
         return {"mean": zeros, "square": torch.full_like(zeros, self.adaptivity**2)}
 
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
         # Of the mean update, so that τ keeps its meaning whatever the number of silos.
-        update = scale * total
+        update = move.scale * total
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * update
         square = self.beta2 * state["square"] + (1 - self.beta2) * update**2
-        move = learning_rate * mean / (square.sqrt() + self.adaptivity)
-        return params + move.to(params), {"mean": mean, "square": square}
+        step = move.learning_rate * mean / (square.sqrt() + self.adaptivity)
+        return params + step.to(params), {"mean": mean, "square": square}
+
+
+@dataclass(frozen=True)
+class NoiseAware(ServerOptimizer):
+    """x ← x + length·(1 − t/T)·max(0, 1 − d·ν²/‖g‖²)·g/‖g‖ in round t, for the mean g of the noisy sums so far.
+
+    In the mean, the sum of k rounds ago has the weight momentumᵏ, and ν is the standard deviation of the noise in each
+    number of the mean. d·ν² is the expected square of the noise's norm, so the factor estimates which share of the mean
+    is signal, as the positive-part estimator of James and Stein does. A mean of noise alone moves nothing, and one
+    without noise moves the model by the whole length, however many persons there are and however they are clipped.
+
+    Attributes:
+        length: The longest move of the model in a round, in its parameters' units; None: two fifths of the 2-norm of
+            the untrained model, at least .5 (as for linear models, which begin at 0) and at most 3.
+        momentum: The factor in [0, 1) of the sums that are kept from round to round.
+
+    Source: James and Stein 1961 (Estimation with Quadratic Loss), positive part.
+    """
+
+    length: Positive | None = None
+    momentum: Momentum = 0.7
+
+    @property
+    def needs_noise(self) -> bool:
+        """True: without it a sum of noise alone would move the model by the whole length."""
+        return True
+
+    def initial_state(self, params: Tensor) -> dict[str, Tensor]:
+        """Return the longest move, and no sums yet: {"length": (), "sum": (d,), "variance": ()}, float64."""
+        longest = (
+            min(max(0.5, 0.4 * float(params.double().norm())), 3.0) if self.length is None else self.length
+        )
+        return {
+            "length": torch.tensor(longest, dtype=torch.float64),
+            "sum": torch.zeros(params.numel(), dtype=torch.float64),
+            "variance": torch.zeros((), dtype=torch.float64),
+        }
+
+    def step(
+        self, params: Tensor, total: Tensor, state: State, move: Move
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take one step (see `ServerOptimizer.step`)."""
+        after = self._add(total, state, move)
+        square = float(after["sum"] @ after["sum"])
+        if square == 0:
+            return params, after
+        signal = max(0.0, 1 - total.numel() * float(after["variance"]) / square)
+        factor = self._find_longest(state, move) * signal / math.sqrt(square)
+        return params + (factor * after["sum"]).to(params), after
+
+    def _add(self, total: Tensor, state: State, move: Move) -> dict[str, Tensor]:
+        """Return the state with one more sum, and the noise in it."""
+        assert move.noise is not None  # `prepare_run` refuses it
+        kept, new = self.momentum, 1 - self.momentum
+        return {
+            "length": state["length"],
+            "sum": kept * state["sum"] + new * total,
+            "variance": kept**2 * state["variance"] + new**2 * move.noise**2,
+        }
+
+    def _find_longest(self, state: State, move: Move) -> float:
+        """Return length·(1 − t/T)."""
+        return float(state["length"]) * max(0.0, 1 - move.round / move.rounds)
+
+    def invert(self, moved: Tensor, state: State, move: Move) -> Tensor:
+        """Return a sum that makes a move (see `ServerOptimizer.invert`); for no move 0, or what leaves a mean of 0."""
+        nothing = torch.zeros_like(moved)
+        variance = moved.numel() * float(self._add(nothing, state, move)["variance"])
+        length, longest = float(moved.norm()), self._find_longest(state, move)
+        wanted = nothing
+        if 0 < length < longest:
+            # length = longest·(1 − d·ν²/‖g‖²)
+            wanted = math.sqrt(variance / (1 - length / longest)) / length * moved
+        elif float((self.momentum * state["sum"]).square().sum()) <= variance:
+            return nothing
+        return (wanted - self.momentum * state["sum"]) / (1 - self.momentum)
 
 
 @dataclass(frozen=True)
@@ -233,23 +350,34 @@ class TailAverage(ServerOptimizer):
     last: Annotated[int, Whole(limit=10_000, what="rounds")]
     optimizer: ServerOptimizer = field(default_factory=ServerSgd)
 
+    @property
+    def needs_noise(self) -> bool:
+        """Whether the steps of `optimizer` need it."""
+        return self.optimizer.needs_noise
+
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""
-        inner = {f"optimizer/{name}": value for name, value in start_state(self.optimizer, params).items()}
+        inner = {_INNER + name: value for name, value in start_state(self.optimizer, params).items()}
         models = torch.zeros(self.last, params.numel(), dtype=params.dtype)
         return {**inner, "models": models, "rounds": torch.zeros((), dtype=torch.int64)}
 
     def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+        self, params: Tensor, total: Tensor, state: State, move: Move
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step of `optimizer`, and keep its model."""
-        prefix = "optimizer/"
-        inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-        params, after = take_step(self.optimizer, params, total, inner, learning_rate, scale)
+        params, after = take_step(self.optimizer, params, total, self._get_inner(state), move)
         # A ring of fixed shape, newest last: shapes of the state must not change from round to round.
         models = torch.cat([state["models"][1:], params.detach().cpu()[None]])
-        kept = {prefix + name: value for name, value in after.items()}
+        kept = {_INNER + name: value for name, value in after.items()}
         return params, {**kept, "models": models, "rounds": state["rounds"] + 1}
+
+    def _get_inner(self, state: State) -> State:
+        """Return the state of `optimizer`."""
+        return {name[len(_INNER) :]: value for name, value in state.items() if name.startswith(_INNER)}
+
+    def invert(self, moved: Tensor, state: State, move: Move) -> Tensor | None:
+        """Return the sum whose step of `optimizer` moves the model so."""
+        return self.optimizer.invert(moved, self._get_inner(state), move)
 
     def output_params(self, params: Tensor, state: State) -> Tensor:
         """Return the average of the models kept, in double precision and back: (d,)."""
@@ -264,6 +392,7 @@ SERVER_OPTIMIZERS: Registry[type[ServerOptimizer]] = Registry(
         "sgd": "silodp.methods.server_optimizer:ServerSgd",
         "adam": "silodp.methods.server_optimizer:ServerAdam",
         "tail-average": "silodp.methods.server_optimizer:TailAverage",
+        "noise-aware": "silodp.methods.server_optimizer:NoiseAware",
     },
 )
 """The server optimizers by their names in a configuration."""

@@ -17,6 +17,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods import base, roles
 from silodp.methods.participation import ALWAYS, Always, Participation, Poisson
+from silodp.methods.server_optimizer import NoiseAware
 from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings
 from silodp.training import sgd
 from silodp.training.sgd import LocalTraining
@@ -30,6 +31,14 @@ MIN_GRADIENT_NORM = 0.01
 of this norm; then it stays shorter than 1 in proportion. Such an update consists mostly of rounding errors, and scaled
 to norm 1 it would move the model as far as the updates of users who still learn. The value is that of AUTO-S (Bu et
 al., Automatic Clipping, 2023)."""
+
+GRADIENT_CLIP = 0.5
+"""The clip of a gradient where nobody says how far the model moves, and the noise of a round is not much shorter than
+the updates of all persons together can be. Rows of one length would make the mean prediction wrong, and with long rows
+the noise is longer (benchmarks/defaults.py)."""
+_SHORT_NOISE, _MOST_CLIP = 0.2, 8.0
+"""Where the noise is shorter than this part of what all updates can be, gradients are clipped less, by the root of the
+ratio, and at most this many times less."""
 
 Weighting = Literal["uniform", "present", "records", "primary_silo"]
 """How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
@@ -92,14 +101,15 @@ class UldpAvg(base.Method):
 
     The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC.
 
-    How far the model moves is said in one of two ways. With `step` every update Δ is scaled to norm 1 (to ‖Δ‖/ν if
-    ‖Δ‖ < ν = .01 × the local learning rate), and the model moves by their mean times `step`. With `clip` and
-    `server_learning_rate` (the papers' way) updates are only shortened; the longest move is then
-    server_learning_rate·clip/S.
+    How far the model moves is said in one of three ways. By default updates are clipped by `gradient_clip`, and the
+    server optimizer is `NoiseAware`: the more of the sums is noise, the less the model moves. With `step` every update
+    Δ is scaled to norm 1 (to ‖Δ‖/ν if ‖Δ‖ < ν = .01 × the local learning rate), and the model moves by their mean times
+    `step`. With `clip` and `server_learning_rate` (the papers' way) updates are only shortened; the longest move is
+    then server_learning_rate·clip/S.
 
     Attributes:
         noise_multiplier: The multiplier σ of the sum over all silos, in units of the clip.
-        clip: The 2-norm C that a person's update is clipped to; 1 with `step`.
+        clip: The 2-norm C that a person's update is clipped to; 1 with `step` and `gradient_clip`.
         local: The training on one person's records.
         weighting: How a person's weight of 1 is divided. "uniform": w[s,u] = 1/S; "present": 1 over the number of silos
             in which u has records, in these silos; "records": n[s,u]/N[u]; "primary_silo": 1 in the silo with most of
@@ -109,7 +119,11 @@ class UldpAvg(base.Method):
             same as `user_sampling = q`. None: the rule of `user_sampling`.
         personal: How every person's own budget is met, by their own q_u or clip; None treats all alike.
         step: The longest move of the model in a round, in its parameters' units: that of a round for which all
-            persons' updates have one direction. 1 if neither `step` nor `clip` is given.
+            persons' updates have one direction. 1 if neither `step` nor `clip` is given, and a momentum or a server
+            optimizer that knows nothing of noise is.
+        gradient_clip: The norm G of a gradient to which updates are clipped, once for every local epoch and for the
+            local learning rate η: they are divided by max(‖Δ‖, η·epochs·G). Where the noise of a round is short, G is
+            larger (`find_clip`). .5 if neither `step` nor `clip` is given.
         verified: Which ids are one person in all silos, and their weight beside the ids that nobody links; None: a
             person has one id.
 
@@ -118,7 +132,7 @@ class UldpAvg(base.Method):
     """
 
     noise_multiplier: NoiseMultiplier
-    clip: Clip = field(default=None)  # type: ignore[assignment]  # `__post_init__` puts 1 in the place of None
+    clip: Clip = field(default=None)  # type: ignore[assignment]  # `__post_init__` puts a number in the place of None
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
     weighting: Annotated[Weighting, Help("Weights of a person in the silos.")] = "uniform"
     user_sampling: Annotated[Probability, Help("Sampling probability q of a person in a round.")] = 1.0
@@ -126,6 +140,7 @@ class UldpAvg(base.Method):
     server_momentum: float = 0.0
     personal: roles.PersonalBudgets | None = None
     step: Positive | None = field(default=None, metadata=base.OMIT_NONE)
+    gradient_clip: Positive | None = field(default=None, metadata=base.OMIT_NONE)
     verified: VerifiedIds | None = field(default=None, metadata=base.OMIT_NONE)
     participation: Participation | None = field(default=None, metadata=base.OMIT_NONE)
 
@@ -136,22 +151,14 @@ class UldpAvg(base.Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip is None and self.step is None:
-            if self.server_learning_rate != 1:
-                raise base.conflict_error(
-                    f"server_learning_rate = {self.server_learning_rate:g} without clip: give clip as well, or step "
-                    "instead of both.",
-                    "clip",
-                )
-            object.__setattr__(self, "step", 1.0)
-        if self.step is not None:
-            if self.clip not in (None, 1.0) or self.server_learning_rate != 1:
-                raise base.conflict_error(
-                    f"step = {self.step:g} and {'clip' if self.clip not in (None, 1.0) else 'server_learning_rate'}: "
-                    "give step alone, or clip and server_learning_rate without it.",
-                    "step",
-                )
-            object.__setattr__(self, "clip", 1.0)
+        if self.clip is None and self.step is None and self.gradient_clip is None:
+            self._take_defaults()
+        for name in ("step", "gradient_clip"):
+            if getattr(self, name) is not None:
+                self._check_alone(name)
+                object.__setattr__(self, "clip", 1.0)
+        if self.gradient_clip is not None and self.server_optimizer is None:
+            object.__setattr__(self, "server_optimizer", NoiseAware())
         if self._own_rates and self.user_sampling != 1:
             raise base.conflict_error(
                 f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "
@@ -170,6 +177,35 @@ class UldpAvg(base.Method):
             object.__setattr__(self, "participation", None)
         if self.verified is not None:
             self._check_verified()
+
+    def _take_defaults(self) -> None:
+        """Set how far the model moves, where neither `step` nor `clip` says it."""
+        if self.server_learning_rate != 1:
+            raise base.conflict_error(
+                f"server_learning_rate = {self.server_learning_rate:g} without clip: give clip as well, or step "
+                "instead of both.",
+                "clip",
+            )
+        optimizer = self.server_optimizer
+        if self.server_momentum != 0 or (optimizer is not None and not optimizer.needs_noise):
+            object.__setattr__(self, "step", 1.0)
+        else:
+            object.__setattr__(self, "gradient_clip", GRADIENT_CLIP)
+
+    def _check_alone(self, name: str) -> None:
+        """Refuse another setting of how far the model moves beside this one."""
+        others = {
+            "step": name != "step" and self.step is not None,
+            "clip": self.clip not in (None, 1.0),
+            "server_learning_rate": self.server_learning_rate != 1,
+        }
+        for other, is_set in others.items():
+            if is_set:
+                raise base.conflict_error(
+                    f"{name} = {getattr(self, name):g} and {other}: give {name} alone, or clip and "
+                    "server_learning_rate without it.",
+                    name,
+                )
 
     def _check_verified(self) -> None:
         if self.weighting == "uniform":
@@ -350,6 +386,12 @@ class UldpAvg(base.Method):
         """The rate of the rule; None where everyone has their own."""
         return None if self._own_rates else self.participation_rule.rate
 
+    @property
+    def mean_sampling(self) -> float:
+        """q, or the public mean of persons' own rates."""
+        mean = None if self.personal is None else self.personal.mean_sampling
+        return mean or super().mean_sampling
+
     def sampling_rates(self, population: roles.FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
         rate = self.common_sampling_rate
@@ -381,11 +423,30 @@ class UldpAvg(base.Method):
                 delta,
                 self.clip,
                 clip_fraction=None if own is None else own[users.to(own.device)],
-                min_norm=None if self.step is None else MIN_GRADIENT_NORM * self.local.learning_rate,
+                min_norm=self._find_min_norm(context.task.size, context.population),
             )
             for users, delta in deltas
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
+
+    def _find_min_norm(self, size: int, population: roles.FederationSize) -> float | None:
+        """Return the norm from which on updates have the norm 1, and below which they are shorter in proportion."""
+        if self.gradient_clip is not None:
+            return self.find_clip(size, population.users) * self.local.learning_rate * self.local.epochs
+        return None if self.step is None else MIN_GRADIENT_NORM * self.local.learning_rate
+
+    def find_clip(self, size: int, users: int) -> float:
+        """Return the norm of a gradient to which updates are clipped, by public constants.
+
+        Args:
+            size: d, the number of parameters.
+            users: U, the number of persons.
+        """
+        # Of rows of norm 1, the noise beside the longest sum of all persons in the sample.
+        noise = self.noise_multiplier * math.sqrt(size) / (self.mean_sampling * users)
+        less = _MOST_CLIP if noise == 0 else min(max(1.0, math.sqrt(_SHORT_NOISE / noise)), _MOST_CLIP)
+        assert self.gradient_clip is not None
+        return self.gradient_clip * less
 
     def bounds(self, population: roles.FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
@@ -404,8 +465,7 @@ class UldpAvg(base.Method):
         The sum is not divided by the realized number of participants, which is private, nor by the mean of all q_u,
         which depends on budgets.
         """
-        mean = None if self.personal is None else self.personal.mean_sampling
-        q = mean or self.common_sampling_rate or 1.0
+        q = self.mean_sampling
         if self.step is not None:
             return self.step / (q * population.users)
         return 1.0 / (q * population.users * population.silos)

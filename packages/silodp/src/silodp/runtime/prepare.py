@@ -168,6 +168,13 @@ def assemble_spec(
     )
     if spec.has_plugins:
         _check_period(spec)
+    if method.make_server_optimizer().needs_noise and method.server_move(spec.population, 0, 1).noise is None:
+        raise SilodpError(
+            f"the server optimizer needs the noise of the sum, which in '{method.name}' only the silos know: leave "
+            "method.server_optimizer out.",
+            code="argument.conflict",
+            field="method.server_optimizer",
+        )
     method.participation_rule.check_run(
         SampledRun(aggregator.name, aggregator.sampled_by, spec.rounds, len(spec.names), spec.min_silos)
     )

@@ -184,9 +184,12 @@ class Server:
         # Everything from here on is computed from the noisy sum and costs no ε (post-processing; Dwork and Roth 2014,
         # proposition 2.1).
         update, state = method.split_sum(total, before.method, population)
-        rate, scale = method.server_learning_rate, method.server_scale(population)
         params, optimizer = take_step(
-            method.make_server_optimizer(), before.params, update, before.optimizer, rate, scale
+            method.make_server_optimizer(),
+            before.params,
+            update,
+            before.optimizer,
+            method.server_move(population, before.round, self.spec.rounds),
         )
         after = replace(before, round=before.round + 1)
         # NaN in a model would stay in it for all later rounds.

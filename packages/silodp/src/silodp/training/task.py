@@ -194,7 +194,7 @@ class Task:
         return not origins <= _KNOWN_CODE
 
     def initial(self, seed: int | None) -> Tensor:
-        """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
+        """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`, a lone linear one by 0.
 
         The same seed gives the same parameters on every device; `None` draws a seed from the operating system.
         Parameters that no layer re-initializes keep the values the model came with, and so do all parameters of a
@@ -410,7 +410,12 @@ class Task:
             return compute_outputs(model, inputs, self.list_example_inputs(inputs))
 
     def check(
-        self, example_x: Any, example_y: Any = None, classes: int | None = None, longest: int | None = None
+        self,
+        example_x: Any,
+        example_y: Any = None,
+        classes: int | None = None,
+        longest: int | None = None,
+        by_record: bool = True,
     ) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
 
@@ -422,6 +427,7 @@ class Task:
             example_y: The labels (n, ...) of n ≥ 3 records, with every kind of label; None leaves the loss unchecked.
             classes: The public number of classes; None leaves the number of outputs unchecked.
             longest: The records of the longest batch of training; None: not known.
+            by_record: Whether the gradients of single records are compared, too: False for a method that takes none.
 
         Raises:
             SilodpError: the model mixes records, has gradients that are not those of autograd, keeps something, fails
@@ -437,7 +443,7 @@ class Task:
             # The loss itself, so that `refuse_changes` sees what it keeps; what the engine finds out is for both.
             trial.loss, trial._examples = self.loss, (example, labels)
             inspect_loss(trial.model, self.loss, example, labels, classes)
-            units: tuple[Unit, ...] = ("user", "record") if self.loss.separable else ("user",)
+            units: tuple[Unit, ...] = ("user", "record") if by_record and self.loss.separable else ("user",)
             builders = {unit: select_gradient(unit, trial, example, labels) for unit in units}
             inspect_parameters(trial.model, example)
             padded = trial.find_padded(builders["user"], example, labels)
@@ -599,6 +605,13 @@ def _draw_parameters(model: nn.Module) -> None:
         if callable(reset):
             with describe_raised(partial(_blame_reset, type(module).__name__)):
                 reset()
+    layers = [
+        module for module in model.modules() if next(module.parameters(recurse=False), None) is not None
+    ]
+    if len(layers) == 1 and type(layers[0]) is nn.Linear:
+        # Random weights of a linear model help nothing: noise hides them until the end.
+        for parameter in layers[0].parameters():
+            nn.init.zeros_(parameter)
 
 
 def _blame_reset(layer: str, reason: str) -> SilodpError:
