@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from silodp.cli import main
+from silodp.config.resolve import load_config
 from silodp.methods import UldpAvg
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.train import train
@@ -103,6 +104,21 @@ def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
     assert silodp("plan", config, *disclosed, "--json").json["budget"]["rounds"] == 0
 
 
+def test_a_model_that_the_noise_hides_is_named(silodp: Silodp, config: Path) -> None:
+    """√d/(μU) with μ = √T/σ: at σ = 500 the noise is longer than what all persons say together."""
+    spec = load_config(config).build_public_spec()[0]
+    ratio = spec.size**0.5 * 500 / (spec.population.users * spec.rounds**0.5)
+    assert ratio > 1
+    found = silodp("plan", config, "--set", "method.noise_multiplier=500", "--json")
+    assert found.json["noise_ratio"] == pytest.approx(ratio)
+    assert f"{ratio:.2g} times" in found.err
+    most = int(spec.size / ratio**2)
+    assert f"at most {most:,} of the {spec.size:,} parameters" in found.err
+    assert "times as long" not in silodp("plan", config, "--set", "method.noise_multiplier=5").err
+    done = silodp("run", config, "--set", "method.noise_multiplier=500", "--out", "noisy")
+    assert f"{ratio:.2g} times" in done.err
+
+
 # --- run ----------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +155,19 @@ def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silod
     Path("a/report.html").unlink()
     assert silodp("report", "a").status == 0
     assert Path("a/report.html").is_file()
+
+
+def test_a_run_takes_the_noise_that_meets_a_target(silodp: Silodp, config: Path) -> None:
+    text = "\n".join(line for line in config.read_text().splitlines() if "noise_multiplier" not in line)
+    config.write_text(text.replace("[budget]", "[budgets_of_nobody]").partition("[budgets_of_nobody]")[0])
+    assert_sentence(silodp("run", config), code="config.missing_field")
+    done = silodp("run", config, "--target-epsilon", 2, "--out", "target", "--json")
+    assert done.status == 0, done.err
+    assert 1.99 < done.json["guarantees"]["released"]["epsilon"] <= 2
+    # The run's own configuration says the noise, so the run can be resumed without the target.
+    planned = silodp("plan", "target/config.toml", "--json").json
+    assert planned["adversaries"]["released"]["epsilon"] == done.json["guarantees"]["released"]["epsilon"]
+    assert_sentence(silodp("run", config, "--target-epsilon", 0), code="argument.value")
 
 
 def test_a_budget_stops_a_run(silodp: Silodp, config: Path) -> None:

@@ -162,6 +162,10 @@ def run(
             help="Configuration file, for example one of examples/*.toml; with --resume, a run's directory too.",
         ),
     ],
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Take the noise multiplier σ that meets this ε, in place of the configured one."),
+    ] = None,
     set_: Set = None,
     out: Annotated[Path | None, out_option("runs/NAME, by the name of the configuration")] = None,
     resume: Annotated[
@@ -189,11 +193,26 @@ def run(
         out, config = out or config, _find_config(config)
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
         out = config.parent  # config.toml of a run
-    resolved = load_config(config, set_ or ())
+    resolved = (
+        load_config(config, set_ or ())
+        if target_epsilon is None
+        else _meet_target(config, target_epsilon, set_)
+    )
     directory = out or Path("runs") / resolved.config.name
     found = make_workers(workers, cluster, gpus_per_worker)
     trackers = read_log_options(log_ or (), log_private)
     _train(resolved, directory, as_json, resume, trackers, cohort, found)
+
+
+def _meet_target(config: Path, target: float, overrides: Sequence[str] | None) -> ResolvedRun:
+    """Return the run with the noise multiplier that meets a target ε; the configuration need not have one."""
+    from silodp.config.resolve import load_config
+    from silodp.planning.plan import meet_target
+    from silodp.settings import Epsilon, check_value
+
+    check_value("target", target, Epsilon)
+    resolved = load_config(config, [*(overrides or ()), "method.noise_multiplier=1"])
+    return meet_target(resolved, target)
 
 
 def _find_config(directory: Path) -> Path:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
@@ -16,25 +14,16 @@ from click.core import ParameterSource
 
 from silodp._lazy import Registry, make_missing_error
 from silodp.cli._console import (
-    Cluster,
     Config,
-    GpusPerWorker,
     Json,
     Names,
     Set,
     Users,
-    WorkerCount,
     log,
-    make_workers,
     show,
 )
-from silodp.errors import SilodpError, lookup, require
+from silodp.errors import lookup
 from silodp.text import pluralize
-
-if TYPE_CHECKING:
-    from silodp.aggregators.run_spec import RunSpec
-    from silodp.config.resolve import ResolvedRun
-    from silodp.runtime.executor import Executor
 
 FRAMEWORKS: Registry[Any] = Registry("frameworks", {})
 """The frameworks whose settings an extension package checks, by the name in the option --framework."""
@@ -53,34 +42,6 @@ def plan(
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Draw ε against q for several σ (svg, pdf or png)."),
     ] = None,
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune",
-            help="Choose T, σ, step, weighting and model size for --target-epsilon, by training on synthetic records "
-            "of the declared schema.",
-        ),
-    ] = False,
-    records_per_person: Annotated[
-        float,
-        typer.Option(help="For --tune: records of a person over all silos, on average; a public guess."),
-    ] = 10.0,
-    prevalence: Annotated[
-        float | None,
-        typer.Option(
-            help="For --tune: share of the second of two classes; a public guess. Default: .1 to .5."
-        ),
-    ] = None,
-    give_up: Annotated[
-        list[str] | None,
-        typer.Option(
-            click_type=Names(("server", "silo")),
-            help="For --tune: an adversary against whom the settings need no ε. Can be repeated. Default: nobody.",
-        ),
-    ] = None,
-    workers: WorkerCount = None,
-    cluster: Cluster = None,
-    gpus_per_worker: GpusPerWorker = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -88,12 +49,10 @@ def plan(
     # Imported here, as everywhere in the command line: `silodp --help` must not wait for numpy.
     from silodp.config.resolve import load_config
 
-    _refuse_unused_options(tune)
-    _check_options(target_epsilon, tune, plot)
-    found = make_workers(workers, cluster, gpus_per_worker)
+    _check_options(target_epsilon, plot)
     resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
-    from silodp.planning.plan import format_plan, plan_run, remark_on_users
+    from silodp.planning.plan import format_plan, plan_run, remark_on_users, warn_of_noise
 
     spec, assumed = resolved.build_public_spec(users)
     metrics = resolved.config.task.metrics or resolved.dataset.metrics or ()
@@ -102,14 +61,6 @@ def plan(
         log(f"warning: {unmeasured}")
     users_known = None if assumed else spec.population.users
     remarks = [one.text for one in list_delta_remarks(resolved.config.delta, users_known)]
-    if tune:
-        guess = records_per_person, prevalence
-        result, lines = _tune(resolved, spec, cast(float, target_epsilon), guess, give_up or (), found)
-        users_line = [remark_on_users(spec.population.users)] if assumed else []
-        lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
-        about = {"users_assumed": assumed, "remarks": remarks}
-        show({"name": resolved.config.name, **result, **about}, as_json, lines)
-        return
     result = plan_run(
         spec,
         accountant=resolved.accountant,
@@ -129,6 +80,8 @@ def plan(
     if not any(found["private"] for found in result["adversaries"].values()):
         remarks = []  # without any guarantee, there is no δ to speak of
     lines += [f"  ({remark})" for remark in remarks]
+    if not assumed and (warning := warn_of_noise(spec)) is not None:
+        log(f"warning: {warning}")
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": remarks, "plot": picture}
     show({"name": resolved.config.name, **result, **about}, as_json, lines)
@@ -144,82 +97,15 @@ def _list_given() -> list[click.Parameter]:
     ]
 
 
-def _refuse_unused_options(tune: bool) -> None:
-    """Refuse options that have a meaning only with --tune, or only without it."""
-    unused = ("plot",) if tune else ("records_per_person", "prevalence", "give_up", "workers")
-    remedy = "leave one of them out" if tune else "add --tune, or leave it out"
-    for option in _list_given():
-        require(
-            option.name not in unused,
-            f"{option.opts[0]} has no meaning {'with' if tune else 'without'} --tune: {remedy}.",
-            code="argument.conflict",
-            field=option.name,
-        )
-
-
-def _check_options(target: float | None, tune: bool, plot: Path | None) -> None:
+def _check_options(target: float | None, plot: Path | None) -> None:
     """Refuse a wrong target and a wrong picture before anything heavy is imported."""
     from silodp.report.formatting import check_picture_path
     from silodp.settings import Epsilon, check_value
 
-    require(
-        target is not None or not tune,
-        "--tune chooses settings for a target: give --target-epsilon.",
-        code="argument.missing",
-        field="target_epsilon",
-    )
     if target is not None:
         check_value("target", target, Epsilon)
     if plot is not None:
         check_picture_path(plot)
-
-
-def _tune(
-    resolved: ResolvedRun,
-    spec: RunSpec,
-    target: float,
-    guess: tuple[float, float | None],
-    give_up: Sequence[str],
-    executor: Executor,
-) -> tuple[dict[str, Any], list[str]]:
-    """Choose settings for a target ε; return the result, and its lines."""
-    import torch
-
-    from silodp.planning.synthetic import SyntheticSettings
-    from silodp.planning.tuning import format_tuning, tune
-
-    torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
-    settings = SyntheticSettings(*guess)
-    if settings.prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
-        raise SilodpError(
-            "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",
-            code="argument.conflict",
-            field="prevalence",
-        )
-    adversaries = cast(Any, give_up)  # checked there
-    result = tune(
-        resolved,
-        spec,
-        target,
-        guess=settings,
-        on_progress=_make_progress(),
-        give_up=adversaries,
-        executor=executor,
-    )
-    return result, format_tuning(result)
-
-
-def _make_progress() -> Callable[[int, int], None]:
-    """Return a function that prints how many trainings are done: after the first, and then every ten seconds."""
-    last = -math.inf
-
-    def show_progress(done: int, planned: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 10:
-            last = time.monotonic()
-            log(f"{done} of about {planned} trainings on synthetic records")
-
-    return show_progress
 
 
 class EpsilonCommand(typer.core.TyperCommand):

@@ -22,6 +22,7 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.planning.plan import warn_of_noise
 from silodp.plugins import is_reference
 from silodp.report.callbacks import KeepPrivateResults, WriteReport
 from silodp.report.divergence import describe_refused, find_divergence
@@ -154,6 +155,8 @@ def _run_config(
     run_log = _RunLog(config, directory, changes, remarks)
     try:
         spec = resolved.prepare(federation, task)
+        if (warning := warn_of_noise(spec)) is not None:
+            remarks.append(f"warning: {warning}")
         result = run(
             spec,
             Simulation(federation, task, executor),

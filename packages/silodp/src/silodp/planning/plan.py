@@ -19,6 +19,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.aggregators.series import Series
 from silodp.config.build import get_fields
+from silodp.config.resolve import ResolvedRun, resolve
 from silodp.data.budgets import BudgetDistribution, load_budgets
 from silodp.errors import SilodpError
 from silodp.methods import Method
@@ -35,6 +36,8 @@ MAX_ROUNDS = 10**7
 """The upper end of a search for rounds."""
 MAX_VARYING_ROUNDS = 10**4
 """The same where rounds may cost different amounts in any order: then every round is asked for its event."""
+MAX_NOISE_RATIO = 1.0
+"""Above it a model is said to learn next to nothing (see `measure_noise`)."""
 MIN_NOISE = 0.01
 """The lower end of a search for a noise multiplier (see `calibration.calibrate_noise_multiplier`)."""
 
@@ -108,6 +111,7 @@ def plan_run(
         "budget": None,
         "target": None,
         "aggregation": aggregator.describe(spec),
+        "noise_ratio": measure_noise(spec),
     }
     result |= _plan_series(spec, charges, accountant)
     if spec.isolate_units:
@@ -146,6 +150,55 @@ def plan_run(
             spec, adversary, charges_of, target, accountant
         )
     return result
+
+
+def meet_target(resolved: ResolvedRun, target: float) -> ResolvedRun:
+    """Return the run with the noise multiplier with which it meets a target ε.
+
+    Args:
+        resolved: The run; its own noise multiplier is replaced.
+        target: ε against the adversary of the budget, or "released".
+
+    Raises:
+        SilodpError: no noise meets it, or ε does not follow from the noise alone (code argument.conflict).
+    """
+    plan = plan_run(resolved.build_public_spec()[0], accountant=resolved.accountant, target=target)
+    found = plan["target"]["noise_multiplier"]
+    if found is None:
+        why = plan["target"]["reasons"]["noise_multiplier"]
+        raise SilodpError(
+            f"target epsilon = {target:g}: no noise multiplier meets it: {why}",
+            code="argument.conflict",
+            field="target_epsilon",
+        )
+    table = {**resolved.config.method, "noise_multiplier": round_safely(found, up=True)}
+    return resolve(resolved.config.model_copy(update={"method": table}))
+
+
+def measure_noise(spec: RunSpec) -> float | None:
+    """Return √d·ν/(q·t·√T): the noise of all T rounds beside the longest that all persons' updates together can be.
+
+    ν is the noise in each of the d numbers of a sum, t the largest norm of a sum, and q the share of the persons who
+    take part. For `uldp-avg` it is √d/(μU) with μ = q√T/σ. None where there is no noise, or who adds it is not known.
+    """
+    method, rounds, bounds = spec.method, spec.rounds, spec.bounds
+    noise = method.server_move(spec.population, 0, max(rounds, 1)).noise
+    if not (method.releases_model and bounds and noise and rounds):
+        return None
+    return noise * math.sqrt(spec.size / rounds) / (method.mean_sampling * bounds.total)
+
+
+def warn_of_noise(spec: RunSpec) -> str | None:
+    """Return the warning about a model that the noise hides; None where there is none."""
+    ratio = measure_noise(spec)
+    if ratio is None or ratio <= MAX_NOISE_RATIO:
+        return None
+    most = math.floor(spec.size / ratio**2)
+    return (
+        f"the noise is {ratio:.2g} times as long as the updates of all {spec.population.users:,} persons together can "
+        f"be, so the model can learn next to nothing: take more persons, a larger epsilon, or at most {most:,} of the "
+        f"{spec.size:,} parameters"
+    )
 
 
 def check_target(spec: RunSpec, target: float, adversary: Adversary, accountant: Accountant) -> None:

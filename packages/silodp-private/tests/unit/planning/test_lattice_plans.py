@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from silodp.config.resolve import load_config
 from silodp.planning.epsilon import compute_epsilon_for
 from support.refusals import refused
-from support.tuned import check_tuning, configured, shrink_grid
-
-
-def test_the_chosen_settings_meet_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shrink_grid(monkeypatch)
-    path = configured(tmp_path, "lattice", "[aggregation]\ncount_cap = 3")
-    chosen = check_tuning(load_config(path, ["method.weighting=records"]))
-    assert chosen["weighting"] != "primary_silo"
 
 
 def test_an_aggregator_for_fewer_rounds_is_refused() -> None:
