@@ -72,6 +72,10 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
         "by presence": (1, {**COUNTS, "weighting": "present"}),
         "records = 3": (1, {**COUNTS, "records": 3}),
     },
+    "regression": {
+        "primary silo": (4, COUNTS),
+        "uniform": (4, {**COUNTS, "weighting": "uniform"}),
+    },
     "ddp": {
         "one step": (20, {**DDP, "local_steps": 1}),
         "four steps": (5, FOUR_STEPS),

@@ -30,13 +30,16 @@ from silodp.report.statements import list_statements
 from silodp.wire.messages import Message
 from silodp.wire.transport import _sign_bytes, sign, verify
 from silodp_audit.report.forms import TEMPLATES, compose_form
-from silodp_audit.report.signature import _MARKER, SIGNED_FILES, Signature, verify_report
+from silodp_audit.report.signature import _MARKER, Signature, list_signed_files, verify_report
 from silodp_deploy.silo import save_identity
 from support.attacked import make_attack, write_attack
 from support.commands import CONFIG, UNDRAWN, Silodp, assert_sentence
 from support.refusals import refused
 
-OTHERS = ("cohort.json", "statistics.json", "statistics.html")
+OTHERS = (
+    *("cohort.json", "statistics.json", "table_one.csv", "statistics.html"),
+    *("regression.json", "regression.html"),
+)
 """Files of other commands."""
 
 
@@ -106,7 +109,7 @@ def test_a_signed_report_verifies_and_says_who_signed_what(run: Path, silodp: Si
     assert (one["name"], one["role"], one["denied"]) == ("Ann Bee", "officer", [])
     assert done["not_checked"] == []
     (signature,) = verify_report(run, public())[0].values()
-    assert set(signature.files) == {*SIGNED_FILES, "signatures/ann-bee.checklist.toml"}
+    assert set(signature.files) == {*list_signed_files(), "signatures/ann-bee.checklist.toml"}
     statements = list_statements(collect_facts(run).assumptions)
     assert [one.text for one in signature.statements] == [one.text for one in statements]
     assert Path("key").stat().st_mode & 0o077 == 0
@@ -344,7 +347,7 @@ def test_the_manifest_has_the_digests(run: Path, silodp: Silodp) -> None:
     lines = dict(reversed(line.split("  ")) for line in out.splitlines())
     assert lines == {
         name: hashlib.sha256((run / name).read_bytes()).hexdigest()
-        for name in SIGNED_FILES
+        for name in list_signed_files()
         if (run / name).exists()
     }
     assert_sentence(silodp("report", run, "--manifest", "--verify", "key.pub"), code="argument.conflict")

@@ -134,6 +134,48 @@ def test_a_plan_says_how_well_a_mean_will_be_known(silodp: Silodp, config: Path)
     assert len(found["warnings"]) == 1
 
 
+TABLE = '{ by = "ward", columns = ["age", "dose", "kind"], quartiles = { age = 14 } }'
+
+
+def test_a_table_one_is_a_page_a_file_and_lines_and_as_exact_as_its_plan_says(
+    silodp: Silodp, config: Path
+) -> None:
+    options = ("--set", f"statistics={{ epsilon = 8.0, table_one = {TABLE} }}", "--json")
+    plan = silodp("statistics", config, "--plan", *options).json
+    done = silodp("statistics", config, *options)
+    assert done.status == 0, done.err
+    run = Path("runs/wards-statistics")
+    rows = {(one["column"], one["label"]): one["cells"] for one in read_statistics(run)["table_one"]["rows"]}
+    assert list(rows) == [
+        ("", "persons"), ("age", "mean (sd)"), ("age", "missing"), ("age", "median [quartiles]"),
+        ("dose", "mean (sd)"), ("kind", "x"), ("kind", "y"), ("kind", "z"),
+    ]  # fmt: skip
+    parts = {(one["kind"], one["column"]): one for one in plan["tables"]}
+    assert set(parts) == {
+        ("table-one-persons", "persons"), ("table-one-mean", "age"), ("table-one-mean", "dose"),
+        ("table-one-shares", "kind"), ("table-one-quartiles", "age"),
+    }  # fmt: skip
+    frame = draw_wards(300)
+    # 600 persons are public; 300 have records, so the plan is as much too good.
+    for part, row, group, name, error in (
+        (("table-one-persons", "persons"), ("", "persons"), "A", "count", "count_error"),
+        (("table-one-mean", "dose"), ("dose", "mean (sd)"), "A", "mean", "mean_error"),
+        (("table-one-mean", "dose"), ("dose", "mean (sd)"), "B − A", "difference", "difference_error"),
+        (("table-one-shares", "kind"), ("kind", "y"), "A", "share", "share_error"),
+        (("table-one-shares", "kind"), ("kind", "y"), "B − A", "difference", "difference_error"),
+    ):
+        found, persons = rows[row][group][name], (frame.ward == "A").sum()
+        planned = parts[part][error] * (1 if name == "count" else 300 / persons)
+        assert (found["high"] - found["low"]) / 2 == pytest.approx(planned, rel=0.4)
+    lines = (run / "table_one.csv").read_text().splitlines()
+    assert len(lines) > 30
+    assert "table_one.csv" in (run / "statistics.html").read_text()
+    # The file is made from those of the run alone, as the page is.
+    (run / "table_one.csv").unlink()
+    assert silodp("report", run).status == 0
+    assert (run / "table_one.csv").read_text().splitlines() == lines
+
+
 @pytest.mark.parametrize(
     ("setting", "code"),
     [
@@ -161,6 +203,7 @@ def test_statistics_over_tls_are_those_of_the_simulation(tmp_path: Path) -> None
     path = write_wards(
         tmp_path, draw_wards(300), head='seed = 3\naggregator = "masked"', noise="noise_multiplier = 0.5"
     )
+    path.write_text(f"{path.read_text()}table_one = {TABLE}\n")
     resolved = derive_statistics(load_config(path))
     run_config(resolved, tmp_path / "simulated")
     with start_consortium(tmp_path, resolved.config.to_toml()) as processes:
@@ -168,6 +211,7 @@ def test_statistics_over_tls_are_those_of_the_simulation(tmp_path: Path) -> None
         assert processes.wait_for_server() == 0, processes.log("server")
         ours, theirs = read_statistics(processes.run), read_statistics(tmp_path / "simulated")
     assert ours["tables"] == theirs["tables"]
+    assert ours["table_one"] == theirs["table_one"]
     (survival,) = (one for one in ours["tables"] if one["kind"] == "survival")
     assert len(survival["curves"]) == 2
     assert max(len(curve["times"]) for curve in survival["curves"]) > len(TIMES) - 2

@@ -40,8 +40,8 @@ from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 
 SILOS = 3
-AVG = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=1e-30)
-RECORDS = Ddp(5.0, 0.5, 1, 0.2, 4.0, 1e-30)
+AVG = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=1e-49)
+RECORDS = Ddp(5.0, 0.5, 1, 0.2, 4.0, 1e-49)
 METHODS = {"persons": AVG, "records": RECORDS}
 AGGREGATORS = {"plain": Plain(), "masked": Masked()}
 SEX = CategoryCells("sex", 1, ("f", "m"))
@@ -158,7 +158,9 @@ def test_pooled_metrics_are_those_without_parts():
         result, _ = evaluate(federation, make(0.0, clip=1000.0, **parts))
         expected, found = (one.metrics[-1]["evaluation"] for one in (plain, result))
         assert found["counts"] == expected["counts"]
-        assert found["estimates"] == expected["estimates"]
+        for metric, estimate in expected["estimates"].items():
+            numbers = {key: value for key, value in estimate.items() if isinstance(value, float)}
+            assert {key: found["estimates"][metric][key] for key in numbers} == pytest.approx(numbers)
     silos = [part for part in found["parts"] if part["of"] == "silo"]
     assert [part["name"] for part in silos] == ["silo0", "silo1", "silo2"]
     assert [part["records"] for part in silos] == [60.0] * 3

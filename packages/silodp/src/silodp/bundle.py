@@ -11,8 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
 from silodp.data.public import find_label_shape
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
+from silodp.predictor import TablePredictor
 from silodp.report.model_card import check_card
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from silodp.data.tables.columns import TableMapping
+    from silodp.data.tables.schema import Schema
 
     TableOrInputs = str | Path | pd.DataFrame | NDArray[Any] | Tensor | Mapping[str, Any] | NamedArrays
 
@@ -124,7 +125,7 @@ HEADS: Registry[type[ModelHead]] = Registry("model_heads", {})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TrainedModel:
+class TrainedModel(TablePredictor):
     """The model of a finished run, ready to predict.
 
     Attributes:
@@ -143,6 +144,16 @@ class TrainedModel:
         released = " ".join(str(self.guarantees["released"]).split())
         head = "" if self.head is None else f"; {self.head.about}"
         return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released}{head})"
+
+    @property
+    def schema(self) -> Schema | None:
+        """How features are read; None where no public constants say it."""
+        return None if self.description.inputs is None else self.description.schema
+
+    @property
+    def silo_settings(self) -> tuple[str, ...]:
+        """Names of the reader's settings that silos of the run had for themselves."""
+        return self.description.silo_settings
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -210,6 +221,14 @@ class TrainedModel:
             center, spread = torch.tensor(described.label_typical, dtype=torch.float64).unbind(-1)
             found = center + spread * found
         return np.asarray(found.numpy())
+
+    def describe(self) -> list[str]:
+        """Return what the silo's head may tell, if there is one."""
+        return [] if self.head is None else [self.head.about]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the silo's head may tell, if there is one."""
+        return {} if self.head is None else {"silo_head": self.head.about}
 
     def fine_tune(
         self,
@@ -289,81 +308,6 @@ class TrainedModel:
         table: Any = data
         return self._compute(self.read_table(table)[0] if _is_table(data) else self._check_inputs(data))
 
-    def predict_table(
-        self,
-        table: str | Path | pd.DataFrame,
-        copied: Sequence[str] = (),
-        reader: Mapping[str, Any] = MappingProxyType({}),
-        out_of_range: Literal["refuse", "clip"] | None = None,
-        mapping: TableMapping | None = None,
-    ) -> pd.DataFrame:
-        """Predict for every row of a table, and return the predictions beside columns of it.
-
-        Args:
-            table: A file or a data frame.
-            copied: Columns of the table that come first, as they are.
-            reader: How the file is written, where it differs from what the schema of the run says: separator, decimal,
-                encoding, sheet, missing, or dates, a mapping from columns to layouts.
-            out_of_range: "refuse" numbers outside the ranges of the model, or "clip" them; None: as in training.
-            mapping: How the table differs from the schema of the run (see `read_silo_settings`); None: not at all.
-
-        Raises:
-            SilodpError: As `predict`, or a column to copy is missing, named twice or has the name of a prediction.
-        """
-        import pandas as pd
-
-        for place, column in enumerate(copied):
-            problem = "is to be copied twice: name it once" if column in copied[:place] else None
-            if column in self.columns:
-                problem = "cannot be copied, since a prediction has that name: rename it"
-            if problem is not None:
-                raise SilodpError(f"column {column!r} {problem}.", code="data.column", field="copied")
-        x, kept = self.read_table(table, copied, reader, out_of_range, mapping)
-        found = pd.DataFrame(self.predict(x), columns=list(self.columns))
-        return pd.concat([kept.reset_index(drop=True), found], axis=1)
-
-    def read_table(
-        self,
-        table: str | Path | pd.DataFrame,
-        copied: Sequence[str] = (),
-        reader: Mapping[str, Any] = MappingProxyType({}),
-        out_of_range: Literal["refuse", "clip"] | None = None,
-        mapping: TableMapping | None = None,
-    ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
-        """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
-
-        Raises:
-            SilodpError: The run kept no schema, or as `predict`.
-        """
-        from silodp.data.tables.columns import read_reader
-        from silodp.data.tables.reader import read_inputs  # imports pandas, which takes a second
-
-        if self.description.inputs is None:
-            raise SilodpError(
-                "this run kept no schema with public ranges, so it is not known how a table becomes the inputs of the "
-                "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
-                code="bundle.no_schema",
-            )
-        # What tables of single silos were read by is not in the public files: the common schema may misread this one.
-        silent = [name for name in self.description.silo_settings if name not in reader]
-        if silent and mapping is None:
-            _log.warning(
-                "the silos of this run wrote their tables in different ways ([data.schema.readers] and "
-                "[data.schema.silos]), which the model does not keep: this table is read as the common schema says; "
-                "name its silo (--silo), or check these settings: %s",
-                ", ".join(silent),
-            )
-        schema = self.description.schema
-        # What the caller says of this table holds before what the run kept; layouts of dates hold by column.
-        found = read_reader(None, reader, schema.reader)
-        dates = {**(schema.reader.dates or {}), **(found.dates or {})}
-        schema = replace(
-            schema,
-            reader=replace(found, dates=dates or None),
-            out_of_range=out_of_range or schema.out_of_range,
-        )
-        return read_inputs(table, schema, copied, mapping)
-
     def _check_inputs(self, data: Any) -> Any:
         """Return an array of inputs, or several by name; refuse one of another shape, or without a row."""
         expected, is_named = self.description.record_shape, isinstance(data, Mapping | NamedArrays)
@@ -403,6 +347,11 @@ class TrainedModel:
                 field="data",
             ) from error
         return np.asarray(outputs.numpy())
+
+
+def load_predictor(directory: Path, code: str | None, head: Path | None) -> TrainedModel:
+    """Load the model of a run for `silodp predict`; see `load`."""
+    return load(directory, code=code, head=head)
 
 
 def _is_table(data: Any) -> bool:
@@ -516,8 +465,13 @@ def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any]
     if silo not in names:
         hint = suggest_name(silo, names) or f"its silos are {', '.join(names) or 'not those of tables'}."
         raise SilodpError(f"{path} has no silo {silo!r}: {hint}", code="argument.value", field="silo")
-    reader = schema.get("readers", {}).get(silo, {})
-    return dict(reader), read_mapping(silo, schema.get("silos", {}).get(silo, {}))
+    reader = dict(schema.get("readers", {}).get(silo, {}))
+    if "missing_in" in reader:  # of labels and keys, too, which a prediction does not read
+        features = {name for kind in ("numeric", "categorical", "other") for name in schema.get(kind, {})}
+        reader["missing_in"] = {
+            name: reader["missing_in"][name] for name in reader["missing_in"] if name in features
+        }
+    return reader, read_mapping(silo, schema.get("silos", {}).get(silo, {}))
 
 
 def _read_file(path: Path) -> bytes:

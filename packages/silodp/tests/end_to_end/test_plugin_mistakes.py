@@ -28,25 +28,25 @@ from silodp.methods import ServerOptimizer, UldpAvg
 
 @dataclass(frozen=True)
 class Alone(ServerOptimizer):
-    def step(self, params, total, state, learning_rate, scale):
+    def step(self, params, total, state, move):
         return params
 
 
 @dataclass(frozen=True)
 class Short(ServerOptimizer):
-    def step(self, params, total, state, learning_rate, scale):
+    def step(self, params, total, state, move):
         return params[:3], {}
 
 
 @dataclass(frozen=True)
 class Wide(ServerOptimizer):
-    def step(self, params, total, state, learning_rate, scale):
+    def step(self, params, total, state, move):
         return params.double(), {}
 
 
 @dataclass(frozen=True)
 class Counts(ServerOptimizer):
-    def step(self, params, total, state, learning_rate, scale):
+    def step(self, params, total, state, move):
         return params, {"n": 1}
 
 
@@ -55,13 +55,13 @@ class Taken(ServerOptimizer):
     def initial_state(self, params):
         return {"params": params}
 
-    def step(self, params, total, state, learning_rate, scale):
+    def step(self, params, total, state, move):
         return params, {}
 
 
 @dataclass(frozen=True)
 class ShortOutput(ServerOptimizer):
-    def step(self, params, total, state, learning_rate, scale):
+    def step(self, params, total, state, move):
         return params, {}
 
     def output_params(self, params, state):
@@ -280,7 +280,7 @@ def test_a_class_of_settings_that_is_no_dataclass_makes_no_object() -> None:
     class Undeclared(ServerOptimizer):
         rate: float = 1.0
 
-        def step(self, params, total, state, learning_rate, scale):  # type: ignore[no-untyped-def]
+        def step(self, params, total, state, move):  # type: ignore[no-untyped-def]
             return params, {}
 
     with refused("plugin.not_frozen"):

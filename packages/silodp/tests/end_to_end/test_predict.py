@@ -257,7 +257,18 @@ def test_dates_missing_cells_and_numbers_out_of_range_are_read_by_options(
         pd.read_csv(f"{name}.csv").assign(visit="2020-03-04").to_csv(f"{name}.csv", index=False)
     visit = 'visit = { range = [0, 366], date = "%Y-%m-%d", since = "2020-01-01" }'
     numeric = f"{{ age = [0, 110], days = {{ range = [0, 900], missing = 9 }}, {visit} }}"
-    run_of(tmp_path, CLASSES, **{"data.schema.out_of_range": "refuse", "data.schema.numeric": numeric})
+    run_of(
+        tmp_path,
+        CLASSES,
+        **{
+            "data.schema.out_of_range": "refuse",
+            "data.schema.numeric": numeric,
+            "data.schema.reader.missing": '["-7"]',
+            "data.schema.reader.missing_in": '{ days = ["777"], person_key = ["unknown"] }',
+            "data.schema.readers.north.missing": '["-8"]',
+            "data.schema.readers.north.missing_in": '{ days = ["888"], person_key = ["unknown"] }',
+        },
+    )
     Path("new.csv").write_text("age,days,ward,visit\n111,?,surgery,04/02/2020\n")
     predict = ("predict", "run", "new.csv", "--out", "found.csv")
     options: list[str] = []
@@ -274,7 +285,29 @@ def test_dates_missing_cells_and_numbers_out_of_range_are_read_by_options(
     reader = {"missing": ["?"], "dates": {"visit": "%m/%d/%Y"}}
     table = model.predict_table("new.csv", reader=reader, out_of_range="clip")
     assert np.array_equal(table, model.predict("plain.csv"))
+    Path("run/config.toml").write_text(
+        f'[data]\nfiles = {{ north = "north.csv" }}\n[data.schema]\nnumeric = {numeric}\n'
+        "[data.schema.readers]\n"
+        'north = { missing = ["-8"], missing_in = { days = ["888"], person_key = ["unknown"] } }\n'
+    )
+    for code, *option in (
+        ("999", "--missing-in", "days=999"),  # of the option, the common reader and that of the silo
+        ("777",),
+        ("777", "--missing-in", "days=999"),  # of one column, too, an option adds to the run's texts
+        ("-7",),  # besides "?", which the options name
+        ("888", "--silo", "north"),
+    ):
+        Path("new.csv").write_text(f"age,days,ward,visit\n110,{code},surgery,04/02/2020\n")
+        assert silodp(*predict, *options, *option).status == 0
+        assert np.array_equal(pd.read_csv("found.csv").to_numpy(), found)
+        Path("found.csv").unlink()
+    for value in ("777", "-7"):  # in training, north had texts of its own in place of the common ones
+        Path("new.csv").write_text(f"age,days,ward,visit\n110,{value},surgery,04/02/2020\n")
+        assert silodp(*predict, *options, "--silo", "north").status == 0
+        assert not np.array_equal(pd.read_csv("found.csv").to_numpy(), found)
+        Path("found.csv").unlink()
     for wrong, code in (
+        (("--missing-in", "dys=999"), "data.schema"),
         (("--out-of-range", "drop"), "argument.value"),
         (("--date", "visit"), "argument.value"),
         (("--date", "vsit=%Y-%m-%d"), "data.schema"),

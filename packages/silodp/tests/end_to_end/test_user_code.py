@@ -180,7 +180,7 @@ def test_warnings_of_tables_begin_as_those_of_a_run(
     silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = write_tables(tmp_path, ["a", "b"], ["c", "d"])
-    for label, number in (("classes = [0, 1]", 4), ('kind = "real"', 5)):
+    for label, number in (("classes = [0, 1]", 5), ('kind = "real"', 6)):
         config.write_text(config.read_text().replace("classes = [0, 1]", label))
         with monkeypatch.context() as patch:
             patch.setattr(logging.getLogger(), "handlers", [])  # pytest's, which a command does not have

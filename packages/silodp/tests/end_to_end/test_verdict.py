@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from silodp.data.tables.schema import is_test_person
+from silodp.data.tables.schema import find_test_persons
 from silodp.report.held_out import read_held_out
 from silodp.report.skill import FEWEST_PERSONS
 from support.commands import Silodp
@@ -34,7 +34,7 @@ def test_a_model_that_learned_nothing_is_said_to_be_no_good(silodp: Silodp) -> N
         -share * np.log(share) - (1 - share) * np.log(1 - share)
     )
     frame = pd.concat([pd.read_csv("north.csv"), pd.read_csv("south.csv")])
-    assert found["persons"] == sum(is_test_person(key, 0.3) for key in frame.patient.unique())
+    assert found["persons"] == sum(find_test_persons(frame.patient.unique(), 0.3))
     assert 'class="banner"' in banner(Path("run/report.html").read_text())
     assert predict(silodp) == found
     plain = silodp("run", "wards.toml", "--out", "again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -309,32 +310,35 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
 
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
-        noise_multiplier = calibrate_one_release(with_noise, settings.epsilon or 0.0, spec.noise_delta)
+        noise_multiplier = calibrate_releases(with_noise, settings.epsilon or 0.0, spec.noise_delta)
     derived = with_noise(noise_multiplier)
     aggregator.check(derived)
     _check_promise(spec, derived)
     return derived
 
 
-def calibrate_one_release(with_noise: Callable[[float], RunSpec], epsilon: float, delta: float) -> float:
-    """Return the σ at which one release costs ε against whoever sees it.
+def calibrate_releases(
+    with_noise: Callable[[float], RunSpec], epsilon: float, delta: float, rounds: int = 1
+) -> float:
+    """Return the σ at which the releases of all rounds cost ε against whoever sees them.
 
     Args:
-        with_noise: Returns the specification of the release with a σ.
+        with_noise: Returns the specification of the releases with a σ.
         epsilon: ε.
         delta: The δ that noise is accounted at.
+        rounds: The number of rounds, which may cost different amounts.
 
     Returns:
         σ, rounded up to three figures, so that all parties find the same one.
     """
 
-    def event(noise_multiplier: float) -> Event:
-        return with_noise(noise_multiplier).round_events()["released"]
+    def count(noise_multiplier: float) -> list[tuple[Event, int]]:
+        spec = with_noise(noise_multiplier)
+        return [*Counter(spec.round_events(None, one)["released"] for one in range(rounds)).items()]
 
     # For whoever gets the results; every adversary is then charged by its own view.
-    found = calibrate_noise_multiplier(
-        lambda noise: [(event(noise), 1)], epsilon, delta, choose_accountant([event(1.0)])
-    )
+    events = [event for event, _ in count(1.0)]
+    found = calibrate_noise_multiplier(count, epsilon, delta, choose_accountant(events))
     # Less one part in 10⁹, so that a number that has three figures already is not rounded up to the next one. The tail
     # that floating point leaves is cut, since σ is in what silos sign.
     step = 10.0 ** (math.floor(math.log10(found)) - 2)

@@ -11,53 +11,36 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from silodp.config.build import build, convert_value, make_unknown_error
-from silodp.config.resolve import ResolvedRun, resolve
-from silodp.config.schema import TaskSection
-from silodp.config.toml_values import TomlTable, to_plain
-from silodp.errors import SilodpError
+from silodp.config.resolve import ResolvedRun
+from silodp.config.toml_values import to_plain
 from silodp.plugins import find_plugin, find_reference
-from silodp.settings import Count, Epsilon, NoiseMultiplier, Positive, Settings, check_value
-from silodp_analytics.evaluation.series import calibrate_one_release
+from silodp.settings import Count, Positive, check_value
 from silodp_analytics.statistics.method import Statistics
 from silodp_analytics.statistics.statistic import STATISTICS, Columns, Statistic
-
-_ATTEMPTS = 20
-"""The attempts that encryption is sized for, where an aggregator limits them: one round, with room for repetitions."""
+from silodp_analytics.sums.config import SumsRequest, derive_run
 
 
 @dataclass(frozen=True)
-class StatisticsRequest(Settings, prefix="statistics."):
+class StatisticsRequest(SumsRequest, prefix="statistics."):
     """The table [statistics].
 
     Attributes:
-        epsilon: The ε of the release against whoever sees the statistics.
-        noise_multiplier: σ instead of ε.
         asked: What is asked of each statistic, by its name in `STATISTICS` or a reference, in the order of the cells.
-        persons: Whether persons are counted.
-        held_out: Whether records that a schema holds out for testing are counted like all others.
+        persons: Whether persons are counted; None: unless those of a `table_one` are.
         records: The number of records of a person in a silo that always count in full.
-        weighting: "uniform" or "present"; None: "present" where nobody else learns who has records where, else
-            "uniform".
+        weighting: "uniform", "present" or "primary_silo"; None: "present" where nobody else learns who has records
+            where, else "uniform".
         weights: Column, "persons" or "survival" → its factor a: more of it means less noise there, and more elsewhere.
     """
 
-    epsilon: Epsilon | None = None
-    noise_multiplier: NoiseMultiplier | None = None
     asked: Mapping[str, Any] = field(default_factory=dict)
-    persons: bool = True
-    held_out: bool = True
+    persons: bool | None = None
     records: Count = 1
-    weighting: Literal["uniform", "present"] | None = None
+    weighting: Literal["uniform", "present", "primary_silo"] | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epsilon is not None and self.noise_multiplier is not None:
-            raise SilodpError(
-                "statistics.epsilon and statistics.noise_multiplier both set the noise: keep one.",
-                code="argument.conflict",
-                field="statistics.noise_multiplier",
-            )
         for name, weight in self.weights.items():
             check_value(f"statistics.weights.{name}", weight, Positive)
 
@@ -92,67 +75,10 @@ def derive_statistics(resolved: ResolvedRun, epsilon: float | None = None) -> Re
     Raises:
         SilodpError: no ε, or a column without public constants (code statistics.column).
     """
-    config = resolved.config
-    request = read_request(config.statistics)
-    if epsilon is not None:
-        request = replace(request, epsilon=epsilon, noise_multiplier=None)
-    if request.epsilon is None and request.noise_multiplier is None:
-        raise SilodpError(
-            "statistics need noise: give --epsilon, or set statistics.epsilon.",
-            code="argument.missing",
-            field="statistics.epsilon",
-        )
+    asked = read_request(resolved.config.tables.get("statistics"))
+    request = asked.take_epsilon(epsilon, "statistics need")
     method, names = _make_method(resolved, request)
-    aggregation = dict(config.aggregation)
-    if resolved.aggregator.max_rounds is not None:
-        # Encryption is sized for the ε of all attempts, and a training run has many more.
-        aggregation["attempts"] = min(_ATTEMPTS, resolved.aggregator.max_rounds)
-    changes = {
-        "name": f"{config.name[:89]}-statistics",
-        "data": _count_everybody(config.data) if request.held_out else config.data,
-        "rounds": 1,
-        "aggregation": aggregation,
-        "task": TaskSection(),  # no model is trained
-        "methods": {},
-        "budget": None,
-        "statistics": None,
-        "evaluation": {"across": "none"},
-    }
-
-    def with_noise(noise_multiplier: float) -> ResolvedRun:
-        table = _to_table(replace(method, noise_multiplier=noise_multiplier), names)
-        return resolve(config.model_copy(update=changes | {"method": table}))
-
-    if request.noise_multiplier is not None:
-        return with_noise(request.noise_multiplier)
-    spec, _ = with_noise(1.0).build_public_spec()
-    found = calibrate_one_release(
-        lambda noise: replace(spec, method=replace(method, noise_multiplier=noise)),
-        request.epsilon or 0.0,
-        spec.noise_delta,
-    )
-    return with_noise(found)
-
-
-def _count_everybody(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return [data] without the rule that holds records out for testing, where a schema has one."""
-    schema = data.get("schema")
-    if not isinstance(schema, Mapping):
-        return data
-    left = {name: value for name, value in schema.items() if name not in ("split", "test_share")}
-    split = schema.get("split")
-    if "silos" in left and split is not None:
-        # A mapping may name no column that the schema lacks.
-        left["silos"] = {silo: _drop_column(mapping, split) for silo, mapping in left["silos"].items()}
-    return {**data, "schema": left}
-
-
-def _drop_column(mapping: Mapping[str, Any], column: str) -> TomlTable:
-    """Return a silo's mapping without what it says of a column."""
-    return {
-        part: {name: value for name, value in of_columns.items() if name != column}
-        for part, of_columns in mapping.items()
-    }
+    return derive_run(resolved, request, method, lambda made: _to_table(made, names), rounds=1)
 
 
 def _make_method(resolved: ResolvedRun, request: StatisticsRequest) -> tuple[Statistics, list[str]]:
@@ -169,11 +95,12 @@ def _make_method(resolved: ResolvedRun, request: StatisticsRequest) -> tuple[Sta
             tables.append(one)
             names.append(own)
     is_private = resolved.aggregator.weights_privately
+    counts_persons = "table_one" not in asked if request.persons is None else request.persons
     method = Statistics(
         1.0,
         weighting=request.weighting or ("present" if is_private else "uniform"),
         tables=tuple(tables),
-        persons=columns.weigh("persons") if request.persons else 0.0,
+        persons=columns.weigh("persons") if counts_persons else 0.0,
         records=request.records,
     )
     return method, names

@@ -101,7 +101,7 @@ class Mean(NumberBlock, Statistic):
         """All records are in one sum."""
         return 1
 
-    def expect(self, noise_std: float, users: int) -> tuple[dict[str, float], list[str]]:
+    def expect(self, noise_std: float, users: float) -> tuple[dict[str, float], list[str]]:
         """Return half the width of the 95 % interval of a mean of one value of every person, and advice on it."""
         low, high = self.range
         center = min(max(self.typical[0], low), high) if self.typical else high

@@ -12,24 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from silodp._lazy import torch
-from silodp.accounting.views import Unit
 from silodp.data.inputs import list_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, clip_rows
 from silodp.methods.base import LocalContext
-from silodp.methods.participation import Participation
-from silodp.methods.roles import FederationSize, PersonalBudgets
-from silodp.methods.server_optimizer import ServerOptimizer, State
-from silodp.methods.uldp import UldpAvg, VerifiedIds
+from silodp.methods.roles import FederationSize
 from silodp.settings import MAX_CELLS, Count, NoiseMultiplier, Range
 from silodp.text import is_own
-from silodp.training.sgd import LocalTraining
 from silodp_analytics._count_rows import give_room, iterate_count_rows
 from silodp_analytics.counted import check_entries
 from silodp_analytics.statistics.count import ClassCount
 from silodp_analytics.statistics.persons import PersonCell
 from silodp_analytics.statistics.statistic import Statistic
+from silodp_analytics.sums.method import SumsMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,35 +33,32 @@ if TYPE_CHECKING:
 COUNTED = {
     "persons": "persons, each about once",
     "persons_by_silo": "persons, each about once in every silo",
+    "persons_in_primary_silo": "persons, each about once, in the silo where they have most records",
     "records": "records, at most about {records} of a person (the average over their silos)",
     "records_by_silo": "records, at most about {records} of a person in a silo",
+    "records_in_primary_silo": "records, at most about {records} of a person, in the silo where they have most",
 }
 """What a count adds up, and how a reader is told so. A person with records of several kinds counts in part for each."""
 
 
-@dataclass(frozen=True)
-class KeepModel(ServerOptimizer):
-    """Leaves the model as it is."""
-
-    def step(
-        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the same parameters."""
-        return params, {}
-
-
 @dataclass(frozen=True, repr=False)
-class Statistics(UldpAvg):
+class Statistics(SumsMethod):
     """Σ_s Σ_u w[s,u]·clip_C(counts of u's records in s) + noise σC: weights, bounds and events are those of `uldp-avg`.
 
-    A person's row has the blocks of a public table, each multiplied by its weight a_b. Let R = records·√Σ_b a_b²·r_b²,
-    where r_b is the longest that one record's part of block b can be (`Block.reach`). The part of all records of the
-    person in the silo is clipped to R; the cell of persons, which has a_p whoever has many records, comes on top:
-    C² = R² + a_p². So neither the person's cell nor a person with up to `records` records in a silo is ever clipped.
+    A person's row has the blocks of a public table, each multiplied by its weight a_b. Let r_b be the longest that one
+    record's part of block b can be (`Block.reach`). Blocks are of two kinds:
+
+    - blocks of records, to which all records of the person in the silo add. This part of the row is clipped to
+      R = records·√Σ_b a_b²·r_b²;
+    - blocks of persons (`Statistic.of_persons`, such as the cell of persons), which have the mean over the person's
+      records. It is no longer than its longest record, so it is never clipped.
+
+    C² = R² + Σ a_b²·r_b² over the blocks of persons. So neither these nor a person with up to `records` records in a
+    silo is ever clipped.
 
     With uniform weights a record counts S·(1/S) = 1 time, and a person once in each of their silos. Where weights are
-    "present", a person counts as 1 in all: by the average over the silos in which they have records. Then the cell of
-    persons is the number of different persons over all silos.
+    "present", a person counts as 1 in all: by the average over the silos in which they have records; "primary_silo": by
+    the silo with most of their records. Then the cell of persons is the number of different persons over all silos.
 
     Attributes:
         noise_multiplier: The multiplier σ of the sum, in units of C.
@@ -81,24 +74,7 @@ class Statistics(UldpAvg):
     records: Count = 1
 
     name: str = field(default="statistics", init=False)
-    # These have no meaning without training, or follow from the blocks.
-    clip: float = field(default=1.0, init=False)
-    local: LocalTraining = field(
-        default_factory=lambda: LocalTraining(learning_rate=1.0), init=False, repr=False, compare=False
-    )
-    user_sampling: float = field(default=1.0, init=False, repr=False, compare=False)
-    server_learning_rate: float = field(default=1.0, init=False, repr=False, compare=False)
-    server_momentum: float = field(default=0.0, init=False, repr=False, compare=False)
-    personal: PersonalBudgets | None = field(default=None, init=False, repr=False, compare=False)
-    step: float | None = field(default=None, init=False, repr=False, compare=False)
-    participation: Participation | None = field(default=None, init=False, repr=False, compare=False)
-    verified: VerifiedIds | None = field(default=None, init=False, repr=False, compare=False)
-    server_optimizer: ServerOptimizer | None = field(
-        default=None, init=False, repr=False, compare=False, kw_only=True
-    )
 
-    releases_model: ClassVar[bool] = False
-    budgets_of: ClassVar[Unit | None] = None
     can_isolate_units: ClassVar[bool] = True  # sums of a person's own entries, in double precision
     can_split: ClassVar[bool] = True
 
@@ -115,7 +91,8 @@ class Statistics(UldpAvg):
             raise _refuse(
                 f"the table has {self.sum_size(0):,} cells, more than {MAX_CELLS:,}: take fewer bins or columns"
             )
-        object.__setattr__(self, "clip", math.hypot(self._record_clip, self.persons))
+        of_persons = (block.weight * block.reach for block in self.blocks if block.of_persons)
+        object.__setattr__(self, "clip", math.hypot(self._record_clip, *of_persons))
 
     @property
     def blocks(self) -> tuple[Statistic, ...]:
@@ -124,8 +101,10 @@ class Statistics(UldpAvg):
 
     @property
     def _record_clip(self) -> float:
-        """R, the clip of the part of a person's row that their records make."""
-        return self.records * math.hypot(*(block.weight * block.reach for block in self.tables))
+        """R, the clip of the part of a person's row that their records add up to."""
+        return self.records * math.hypot(
+            *(block.weight * block.reach for block in self.blocks if not block.of_persons)
+        )
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Refuse several rounds, and blocks of other columns than the records have."""
@@ -144,10 +123,6 @@ class Statistics(UldpAvg):
         """Return the number of cells, whatever the size of the model."""
         return sum(block.size for block in self.blocks)
 
-    def make_server_optimizer(self) -> ServerOptimizer:
-        """Return what leaves the model as it is."""
-        return KeepModel()
-
     def count_classes(self, classes: int) -> tuple[Statistics, float]:
         """Return the statistics that count so many classes alone, and `records`."""
         block = ClassCount("class", classes=tuple(f"class-{place}" for place in range(classes)))
@@ -165,24 +140,24 @@ class Statistics(UldpAvg):
     def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
         arrays = {name: array.cpu().numpy() for name, array in list_arrays(context.x).items()}
         records, first = (arrays, context.y.cpu().numpy()), 0
-        cells, values = [], []
-        for block in self.tables:
+        cells, values, of_persons = [], [], []
+        for block in self.blocks:
             found, added = block.find_entries(records)
             cells.append(torch.from_numpy(found + first))
             values.append(torch.from_numpy(added * block.weight))
+            of_persons += [block.of_persons] * block.size
             first += block.size
-        persons, unit = torch.unique(context.user.cpu(), return_inverse=True)
-        entries = torch.empty(len(unit), 0)
-        all_cells, all_values = (
-            torch.cat([entries.long(), *cells], 1),
-            torch.cat([entries.double(), *values], 1),
-        )
+        persons, unit, number = torch.unique(context.user.cpu(), return_inverse=True, return_counts=True)
+        is_mean = torch.tensor(of_persons)
+        all_cells, all_values = torch.cat(cells, 1).long(), torch.cat(values, 1).double()
         for units, rows in iterate_count_rows(unit, all_cells, self.sum_size(0), all_values):
             owners = persons[units]
-            if self.tables:
+            # A mean over any number of records is no longer than the longest of them.
+            means = rows[:, is_mean] / number[units][:, None]
+            rows[:, is_mean] = 0
+            if self._record_clip:
                 rows = rows * clip_rows(owners, rows, self._record_clip).factors[:, None]
-            if self.persons:
-                rows[:, -1] = self.persons
+            rows[:, is_mean] = means
             # Longer than C by rounding alone; and what adds up rows trusts no other clip.
             yield clip_rows(owners, rows, self.clip)
 
@@ -207,10 +182,9 @@ class Statistics(UldpAvg):
     @property
     def counted(self) -> str:
         """What a count adds up, a key of `COUNTED`."""
-        is_by_silo = self.weighting == "uniform"
-        if self.records > 1:  # everyone's first records count one by one
-            return "records_by_silo" if is_by_silo else "records"
-        return "persons_by_silo" if is_by_silo else "persons"
+        # With more than one in full, everyone's first records count one by one.
+        noun = "records" if self.records > 1 else "persons"
+        return noun + {"uniform": "_by_silo", "primary_silo": "_in_primary_silo"}.get(self.weighting, "")
 
     def describe_sum(self, total: Tensor, population: FederationSize) -> dict[str, Any]:
         """Return the noisy counts of all blocks, each with what its cells mean and the deviation of its noise."""

@@ -1,4 +1,4 @@
-"""The number of persons. Their cell is no part of what records add up to, so the method counts it itself."""
+"""The number of persons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from silodp.data.public import PublicData
-from silodp_analytics.counted import Entries, Records
+from silodp_analytics.counted import Entries, Records, fall_into_one
 from silodp_analytics.statistics.statistic import Reading, Statistic, estimates, show_count
 
 
@@ -43,6 +43,7 @@ class PersonCell(Statistic):
 
     kind = "persons"
     reading = PersonReading
+    of_persons = True
 
     @property
     def size(self) -> int:
@@ -50,8 +51,8 @@ class PersonCell(Statistic):
         return 1
 
     def find_entries(self, records: Records) -> Entries:
-        """Return nothing: persons add to it, not records."""
-        return np.zeros((len(records[1]), 0), np.int64), np.zeros((len(records[1]), 0))
+        """Return the one cell for every record."""
+        return fall_into_one(np.zeros(len(records[1])))
 
     def check(self, data: PublicData) -> None:
         """Pass: every record is somebody's."""

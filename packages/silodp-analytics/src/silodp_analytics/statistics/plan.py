@@ -11,6 +11,13 @@ from silodp_analytics.statistics.method import COUNTED, Statistics
 
 _DROWNED = 3.0
 """Standard deviations of its noise that an average cell should exceed."""
+_ERRORS = {
+    "count_error": "± {:.2g} in the number of persons of a group (95 %)",
+    "mean_error": "± {:.2g} in the mean (95 %)",
+    "share_error": "± {:.2g} in a share (95 %)",
+    "difference_error": "± {:.2g} in a standardized difference (95 %)",
+}
+"""What blocks say of expected intervals (`Statistic.expect`), and how it is shown."""
 
 
 def plan_statistics(resolved: ResolvedRun, users: int | None = None) -> dict[str, Any]:
@@ -21,7 +28,7 @@ def plan_statistics(resolved: ResolvedRun, users: int | None = None) -> dict[str
         users: U, where it is only in the data; None takes what is declared, else an assumed number.
 
     Returns:
-        JSON-ready; "tables" has one entry per block. Where U is not assumed, means have their expected "mean_error",
+        JSON-ready; "tables" has one entry per block. Where U is not assumed, blocks have what `_ERRORS` names,
         and "warnings" name blocks whose counts the noise drowns, and ranges that are too wide for a mean.
     """
     spec, is_assumed = resolved.build_public_spec(users)
@@ -63,11 +70,11 @@ def plan_statistics(resolved: ResolvedRun, users: int | None = None) -> dict[str
 
 def format_statistics_plan(plan: dict[str, Any]) -> list[str]:
     """Return the plan as lines of text."""
-    width = max(len(one["column"]) for one in plan["tables"])
+    width, wide = (max(len(one[name]) for one in plan["tables"]) for name in ("column", "kind"))
     lines = [
-        f"  {one['column']:<{width}}  {one['kind']:<10}  {pluralize(one['cells'], 'cell'):>9}  "
+        f"  {one['column']:<{width}}  {one['kind']:<{wide}}  {pluralize(one['cells'], 'cell'):>9}  "
         f"± {one['noise_std']:.3g} in each"
-        + (f"; ± {one['mean_error']:.2g} in the mean (95 %)" if "mean_error" in one else "")
+        + "".join(f"; {text.format(one[name])}" for name, text in _ERRORS.items() if name in one)
         for one in plan["tables"]
     ]
     return [

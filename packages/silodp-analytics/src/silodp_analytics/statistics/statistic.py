@@ -60,7 +60,9 @@ class Columns:
         known = {"persons", *self.numeric, *self.categorical, *self.labels, *others}
         for name in self._weights:
             if name not in known:
-                raise _refuse(name, "statistics.weights names it, and it is no column of the schema", known)
+                raise refuse_column(
+                    name, "statistics.weights names it, and it is no column of the schema", known
+                )
 
     def weigh(self, name: str) -> float:
         """Return the factor a of a column."""
@@ -103,10 +105,11 @@ class Columns:
             problem = (
                 f"statistics.{setting} is for categories, and it is a number: name it in statistics.histogram"
             )
-        return _refuse(name, problem, known)
+        return refuse_column(name, problem, known)
 
 
-def _refuse(name: str, problem: str, known: Iterable[str]) -> SilodpError:
+def refuse_column(name: str, problem: str, known: Iterable[str]) -> SilodpError:
+    """Return the error about a column of which there is no such statistic, with the closest of the known ones."""
     hint = suggest_name(name, sorted(known))
     return SilodpError(
         f"statistics of '{name}': {problem}{f' ({hint})' if hint else ''}.",
@@ -120,12 +123,13 @@ class Reading:
     """The noisy counts of one statistic with what is estimated from them; one of cells with names, by default.
 
     `layout` says how the page shows it: "headline", a "row" of the table of means, "counts" with quantiles, or
-    "curves". Each uses the members of that name; None and () where there are none.
+    "curves". Each uses the members of that name; None and () where there are none. Parts of a "table_one" are shown
+    together.
     """
 
     table: NoisyTable
 
-    layout: ClassVar[Literal["headline", "row", "counts", "curves"]] = "counts"
+    layout: ClassVar[Literal["headline", "row", "counts", "curves", "table_one"]] = "counts"
 
     @property
     def mean(self) -> MeanEstimate | None:
@@ -228,6 +232,8 @@ class Statistic(Block):
     """The type of its setting in [statistics]; None: none asks for it directly."""
     of_columns: ClassVar[bool] = True
     """Whether the columns that it counts have weights; else its name has one."""
+    of_persons: ClassVar[bool] = False
+    """Whether its cells have the mean over a person's records in a silo, which is never clipped, and not their sum."""
     reading: ClassVar[type[Reading]] = Reading
     """How its noisy counts are read; by `kind` in a report, which reads those of an unknown kind as `Reading`."""
 
@@ -251,7 +257,7 @@ class Statistic(Block):
         """The number of cells among which one record each of all persons is divided, as far as the public knows."""
         return self.size
 
-    def expect(self, noise_std: float, users: int) -> tuple[dict[str, float], list[str]]:
+    def expect(self, noise_std: float, users: float) -> tuple[dict[str, float], list[str]]:
         """Return what a plan adds, JSON-ready, and its warnings, if each of so many users has one record."""
         return {}, []
 
@@ -264,6 +270,10 @@ STATISTICS: Registry[type[Statistic]] = Registry(
         "count": "silodp_analytics.statistics.count:CategoryCount",
         "class-count": "silodp_analytics.statistics.count:ClassCount",
         "survival": "silodp_analytics.statistics.survival:Survival",
+        "table_one": "silodp_analytics.statistics.table_one.parts:TableOnePersons",
+        "table-one-shares": "silodp_analytics.statistics.table_one.parts:TableOneShares",
+        "table-one-mean": "silodp_analytics.statistics.table_one.parts:TableOneMean",
+        "table-one-quartiles": "silodp_analytics.statistics.table_one.parts:TableOneQuartiles",
         "persons": "silodp_analytics.statistics.persons:PersonCell",
     },
 )

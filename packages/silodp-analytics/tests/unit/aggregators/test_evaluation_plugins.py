@@ -35,7 +35,7 @@ from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 
 # A model that does not change, so that the true counts are the same under every aggregator.
-STILL = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=1e-30)
+STILL = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=1e-49)
 SUMS = Evaluation("sums", noise_multiplier=0.7, bins=40)
 
 

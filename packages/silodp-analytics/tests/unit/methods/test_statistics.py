@@ -14,9 +14,8 @@ import torch
 from silodp.aggregators import Masked, Plain
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.federation import Federation
-from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import LocalContext, roles
+from silodp.methods import LocalContext
 from silodp.methods.roles import FederationSize
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
@@ -26,6 +25,7 @@ from silodp_analytics.statistics.mean import Mean
 from silodp_analytics.statistics.method import Statistics
 from support.oracles import judges_std, logistic_task, small_federation
 from support.refusals import refused
+from support.sums import exact_sum
 from support.wards import TIMES, draw_wards, write_wards
 
 SILENT = "noise_multiplier = 0.0"
@@ -48,25 +48,6 @@ def count(resolved: ResolvedRun, federation: Federation | None = None, **changes
 def counts_of(found: dict[str, Any], kind: str, column: str) -> np.ndarray:
     (table,) = (one for one in found["tables"] if (one["kind"], one["column"]) == (kind, column))
     return np.array(table["counts"])
-
-
-def exact_sum(method: Statistics, federation: Federation, task: Any, skip: int | None = None) -> np.ndarray:
-    """Σ over silos of the weighted rows, as silos add them up, without noise; one person's records may be left out."""
-    population = FederationSize(len(federation.silos), federation.users)
-    records = federation.counts()
-    if skip is not None:
-        records[:, skip] = 0
-    weights = roles.compute_user_weights(method, records if method.needs_counts else None, population)
-    total = np.zeros(method.sum_size(0))
-    for place, silo in enumerate(federation.silos):
-        keep = silo.user != skip
-        x, y = task.tensors(silo.x[keep], silo.y[keep])
-        context = LocalContext(
-            task, torch.zeros(0), x, y, torch.from_numpy(silo.user[keep]), torch.from_numpy(weights[place].copy()),
-            population, Randomness.from_seed(0),
-        )  # fmt: skip
-        total += add_weighted_rows(method.local_update(context), context.weights).value.numpy()
-    return total
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "present", "records"])

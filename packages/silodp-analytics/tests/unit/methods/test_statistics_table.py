@@ -19,7 +19,7 @@ def test_without_its_package_a_table_of_statistics_is_refused(monkeypatch: pytes
         "method": {"name": "uldp-avg", "noise_multiplier": 5.0},
     }
     values["statistics"] = {"epsilon": 1.0}
-    assert resolve(parse_config(values)).config.statistics == {"epsilon": 1.0}
+    assert resolve(parse_config(values)).config.tables["statistics"] == {"epsilon": 1.0}
     with refused("config.unknown_field"):
         resolve(parse_config({**values, "statistics": {"epsilom": 1.0}}))
     monkeypatch.setattr("silodp._lazy._read_entry_points", lambda group, path: {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from silodp.runtime.prepare import prepare_run
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.metrics import accuracy
 from silodp.training.task import Task
-from support.commands import Silodp, assert_sentence
+from support.commands import Silodp
 from support.refusals import refused
-from support.tuned import configured, shrink_grid
 
 CODE = """
 import numpy as np
@@ -44,20 +42,6 @@ def code(config: Path) -> Path:
     path = config.parent / "own.py"
     path.write_text(CODE)
     return path
-
-
-def test_a_target_is_met_with_the_evaluation(
-    tmp_path: Path, silodp: Silodp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shrink_grid(monkeypatch)
-    path = configured(tmp_path, more='[evaluation]\nacross = "sums"\nepsilon = 1.0')
-    assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 0.9), code="evaluation.target")
-    found = silodp("plan", path, "--tune", "--target-epsilon", 2, "--json").json["chosen"]
-    method = {key: found[key] for key in ("noise_multiplier", "weighting")}
-    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in method.items())
-    changes = ("--set", f'method={{name = "uldp-sgd", {table}}}', "--set", f"rounds={found['rounds']}")
-    planned = silodp("plan", path, *changes, "--json").json["adversaries"]["released"]["epsilon"]
-    assert 1.9 < planned <= 2
 
 
 def test_metrics_that_sums_do_not_estimate_are_named_before_the_run(

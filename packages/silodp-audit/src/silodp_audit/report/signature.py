@@ -27,6 +27,7 @@ from silodp.errors import SilodpError, require
 from silodp.parsing import MALFORMED, parse_json, refuse_malformed
 from silodp.report.facts import ReportData, list_assumptions
 from silodp.report.run_record import read_guarantees, read_run
+from silodp.report.sections import list_files
 from silodp.report.statements import Statement, list_statements
 from silodp.runtime.model_description import CARD, DESCRIPTION, WEIGHTS
 from silodp.runtime.run_files import (
@@ -37,8 +38,6 @@ from silodp.runtime.run_files import (
     REPORT,
     RUN_SPEC,
     SIGNATURES,
-    STATISTICS,
-    STATISTICS_PAGE,
     digest_file,
     list_signatures,
 )
@@ -55,19 +54,7 @@ from silodp_audit.report.checklist import (
 
 FORMAT = 1
 """Of a signature, stored as "format"."""
-SIGNED_FILES = (
-    GUARANTEE,
-    RUN_SPEC,
-    WEIGHTS,
-    DESCRIPTION,
-    CARD,
-    REPORT,
-    ATTACK,
-    COHORT,
-    STATISTICS,
-    STATISTICS_PAGE,
-)
-"""The files of a run that a signature is over, each if it is there."""
+_OF_RUNS = (GUARANTEE, RUN_SPEC, WEIGHTS, DESCRIPTION, CARD, REPORT, ATTACK, COHORT)
 MEANING = (
     "A signature says who has seen these files and gave these answers. It does not say that they are true, nor that "
     "the model may be released."
@@ -207,9 +194,16 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def list_signed_files() -> tuple[str, ...]:
+    """Return the files of a run that a signature is over, each if it is there."""
+    return (*_OF_RUNS, *list_files())
+
+
 def digest_files(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 (hex) of the files of `SIGNED_FILES` that are there, by name."""
-    return {name: digest_file(directory / name) for name in SIGNED_FILES if (directory / name).exists()}
+    """Return the SHA-256 (hex) of the files of `list_signed_files` that are there, by name."""
+    return {
+        name: digest_file(directory / name) for name in list_signed_files() if (directory / name).exists()
+    }
 
 
 def sign_report(
@@ -242,7 +236,7 @@ def sign_report(
         refuse_existing(path)
     write = f"silodp report {shlex.quote(str(directory))}"
     require(
-        any((directory / page).exists() for page in (REPORT, STATISTICS_PAGE)),
+        any((directory / name).exists() for name in (REPORT, *list_files()) if name.endswith(".html")),
         f"{directory / REPORT} is missing, and it is what people sign: write it with '{write}'.",
         code="report.missing",
     )
@@ -381,7 +375,7 @@ def _refuse_signature(path: Path) -> SilodpError:
 
 def _check_files(directory: Path, path: Path, signature: Signature) -> None:
     """Compare the files of a run with those that were signed, and the statements with those of the guarantees."""
-    known = (*SIGNED_FILES, _name_checklist(path))
+    known = (*list_signed_files(), _name_checklist(path))
     wrong = None
     for name in sorted({*known, *signature.files}):
         # Of other names nothing is read: a signature may name any path.

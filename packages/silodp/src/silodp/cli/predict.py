@@ -1,10 +1,9 @@
-"""`silodp predict`: predictions of a finished run's model for the rows of a table."""
+"""`silodp predict`: predictions of a finished run for the rows of a table."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -16,11 +15,13 @@ from silodp.cli._console import (
     Encoding,
     Json,
     Missing,
+    MissingIn,
     ModelCode,
     Names,
     Separator,
     Sheet,
     list_reader_settings,
+    read_pairs,
     show,
 )
 from silodp.errors import SilodpError, name_file
@@ -37,7 +38,8 @@ def predict(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Directory of a finished run, or a copy of its model.json, model.safetensors and guarantee.json.",
+            help="Directory of a finished run, or a copy of its public files: of a model, model.json, "
+            "model.safetensors and guarantee.json.",
         ),
     ],
     table: Annotated[
@@ -74,6 +76,7 @@ def predict(
     encoding: Encoding = None,
     sheet: Sheet = None,
     missing: Missing = None,
+    missing_in: MissingIn = None,
     date: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,34 +94,33 @@ def predict(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
+    """Predict with what a run has released. Probabilities, numbers or (log) hazards, one row for every row of TABLE."""
     # Checked before torch and the model are loaded, which takes seconds.
     _check_paths(out, table)
-    from silodp.runtime.model_description import DESCRIPTION, ModelDescription
-
-    ModelDescription.read(directory / DESCRIPTION)
-    from silodp.bundle import load, read_silo_settings
+    from silodp.predictor import load_predictor
     from silodp.report.guarantee_text import describe_epsilon
     from silodp.report.skill import read_skill
 
     # What the code of a model prints is no result, and would spoil the JSON object on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        model, skill = load(directory, code=code, head=head), read_skill(directory)
+        model, skill = load_predictor(directory, code, head), read_skill(directory)
         reader = list_reader_settings(
             separator=separator,
             decimal=decimal,
             encoding=encoding,
             sheet=sheet,
             missing=missing,
-            dates=_read_dates(date or ()),
+            missing_in=missing_in,
+            dates=dict(read_pairs("--date", date, "COLUMN=LAYOUT, for example visit=%d.%m.%Y")),
         )
-        mapping = None
+        of_silo, mapping = None, None
         if silo is not None:
+            from silodp.bundle import read_silo_settings
+
             of_silo, mapping = read_silo_settings(directory, silo)
-            # Options win over the silo's settings, column by column.
-            dates = {**of_silo.get("dates", {}), **reader.get("dates", {})}
-            reader = {**of_silo, **reader, **({"dates": dates} if dates else {})}
-        predictions = model.predict_table(table, copy or (), reader, cast(Any, out_of_range), mapping)
+        predictions = model.predict_table(
+            table, copy or (), reader, cast(Any, out_of_range), mapping, of_silo
+        )
     _write(predictions, out)
     result = {
         "out": str(out),
@@ -126,7 +128,7 @@ def predict(
         "columns": list(model.columns),
         "guarantee": model.guarantees["released"].to_dict(),
         "skill": None if skill is None else skill.to_dict(),
-        **({} if model.head is None else {"silo_head": model.head.about}),
+        **model.to_json(),
     }
     show(
         result,
@@ -134,8 +136,8 @@ def predict(
         [
             f"{out}: {pluralize(len(predictions), 'row')} with {', '.join(model.columns)}.",
             describe_epsilon(model.guarantees["released"]),
-            *([] if model.head is None else [model.head.about]),
-            *([] if skill is None else _describe_skill(skill, model.head is not None)),
+            *model.describe(),
+            *([] if skill is None else _describe_skill(skill, head is not None)),
         ],
     )
 
@@ -144,22 +146,6 @@ def _describe_skill(skill: Skill, has_head: bool) -> list[str]:
     """Return what held-out records said of a model that is no good; a head of the silo may have changed it."""
     found = [] if skill.code == "better" and not skill.describe_calibration() else skill.describe()
     return [*(["Without the head of the silo:"] if found and has_head else []), *found]
-
-
-def _read_dates(options: Sequence[str]) -> dict[str, str]:
-    """Return column → layout of its dates."""
-    found = {}
-    for option in options:
-        # From the right: a name of a column may hold "=", and a layout has none.
-        column, equals, layout = option.rpartition("=")
-        if not equals:
-            raise SilodpError(
-                f"--date {option}: write COLUMN=LAYOUT, for example visit=%d.%m.%Y.",
-                code="argument.value",
-                field="--date",
-            )
-        found[column] = layout
-    return found
 
 
 def _check_paths(out: Path, table: Path) -> None:

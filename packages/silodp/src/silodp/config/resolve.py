@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silodp._lazy import Registry
 from silodp.accounting.views import Unit
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import get_fields, validate_arguments
 from silodp.config.run_settings import RunSettings, convert_plugin_errors, resolve_settings
-from silodp.config.schema import RunConfig, parse_config
+from silodp.config.schema import PACKAGES, TABLES, RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
 from silodp.config.toml_values import TomlTable, apply_override, read_toml, to_plain
 from silodp.data.budgets import BudgetDistribution, load_budgets
@@ -34,9 +33,6 @@ from silodp.text import join_names
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
-
-TABLES: Registry[Callable[[TomlTable], object]] = Registry("config_tables", {})
-"""What refuses a table of the configuration that only commands of other packages read, by the name of the table."""
 
 
 @dataclass(frozen=True)
@@ -227,9 +223,9 @@ def resolve(config: RunConfig) -> ResolvedRun:
         found = {name: to_plain(one) for name, one in vars(placed).items() if one != getattr(series, name)}
         table = {**(config.evaluation or {}), **found}
         run = replace(run, evaluation=placed, config=config.model_copy(update={"evaluation": table}))
-    if config.statistics is not None:
+    for name, table in config.tables.items():
         # A protection that is spelled wrongly must not pass unseen, in any command.
-        TABLES.load_required("statistics", "analytics", "the table [statistics]")(config.statistics)
+        TABLES.load_required(name, PACKAGES.get(name, "analytics"), f"the table [{name}]")(table)
     if config.card is not None and config.card.subgroups:
         from silodp.data.tables.subgroups import check_group
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from silodp._lazy import Registry
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
 from silodp.config.build import convert_validation_error, get_fields, make_unknown_error
@@ -29,6 +30,12 @@ from silodp.text import shorten
 class _Section(BaseModel):
     # A setting that is spelled wrongly and ignored may be the one that protects somebody: nothing unknown is accepted.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+TABLES: Registry[Callable[[TomlTable], object]] = Registry("config_tables", {})
+"""What refuses a table of the configuration that only commands of other packages read, by the name of the table."""
+PACKAGES = {"statistics": "analytics", "regression": "analytics"}
+"""The packages of such tables, for the message where one is missing."""
 
 
 class TaskSection(_Section):
@@ -79,14 +86,17 @@ class RunConfig(_Section):
     [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments
     of the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; `resolve` checks them
     against those, and makes these objects. [silo_limits] holds ε by adversary, [card] what the model card says.
-    [statistics] is read by `silodp statistics`, of another package; other commands check it. [[callbacks]] holds names
-    and arguments of what follows `silodp run` (`config.callbacks`).
+    Tables that commands of other packages read, such as [statistics], are extra fields (`tables`); every command checks
+    them. [[callbacks]] holds names and arguments of what follows `silodp run` (`config.callbacks`).
     A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 
+    model_config = ConfigDict(extra="allow")  # `parse_config` refuses all that no package reads
+    __pydantic_extra__: dict[str, TomlTable]
+
     # It is the name of a directory: no path, and no dot at its beginning.
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
-    rounds: Annotated[int, Field(ge=0, le=MAX_WHOLE)]
+    rounds: Annotated[int, Field(ge=0, le=MAX_WHOLE)] = 40
     seed: Annotated[int, Field(ge=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: str | None = None
@@ -104,7 +114,6 @@ class RunConfig(_Section):
     )
     budgets: TomlTable | None = None
     evaluation: TomlTable | None = None
-    statistics: TomlTable | None = None
     callbacks: tuple[TomlTable, ...] | None = None
     card: CardSection | None = None
 
@@ -118,6 +127,11 @@ class RunConfig(_Section):
                 field="accountant",
             )
         return name
+
+    @property
+    def tables(self) -> dict[str, TomlTable]:
+        """The tables that commands of other packages read, by name."""
+        return {name: table for name, table in self.__pydantic_extra__.items() if table is not None}
 
     def to_toml(self) -> str:
         """Return the configuration as TOML; `load_config` reads the same configuration from it."""
@@ -138,9 +152,13 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     try:
         # Through JSON, so that pydantic reads arrays as tuples, and is strict all the same: true is no number.
         absolute = resolve_paths(_choose_delta(values), (folder or Path.cwd()).resolve())
-        return RunConfig.model_validate_json(json.dumps(put_tables_last(absolute)))
+        config = RunConfig.model_validate_json(json.dumps(put_tables_last(absolute)))
     except ValidationError as error:
         raise _convert_error(error) from None
+    for name in config.tables:
+        if name not in TABLES and name not in PACKAGES:
+            raise _make_unknown(name, "")
+    return config
 
 
 def _choose_delta(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,10 +191,16 @@ class _Card(_Section):
 def _convert_error(error: ValidationError) -> SilodpError:
     """Return the first complaint about a configuration as one sentence."""
     first = error.errors()[0]
-    if first["type"] != "extra_forbidden":
-        return convert_validation_error(error, RunConfig)
     *above, name = map(str, first["loc"])
-    section = ".".join(above)
+    # An unknown setting beside the sections is no table, or it would be an extra field.
+    is_extra = not above and name not in RunConfig.model_fields and error.title == RunConfig.__name__
+    if first["type"] != "extra_forbidden" and not (is_extra and name not in {*TABLES, *PACKAGES}):
+        return convert_validation_error(error, RunConfig)
+    return _make_unknown(name, ".".join(above))
+
+
+def _make_unknown(name: str, section: str) -> SilodpError:
+    """Return the error about a setting that nobody reads, of a section or ("") beside them."""
     if not section and (home := _find_section(name)):
         return SilodpError(
             f"{name} is not a field of the configuration: write {home}.{name}.",
@@ -185,7 +209,8 @@ def _convert_error(error: ValidationError) -> SilodpError:
         )
     owners: dict[str, type[BaseModel]] = {"": RunConfig, "card": CardSection, "task": TaskSection}
     what = f"[{section}]" if section else "the configuration"
-    return make_unknown_error(name, owners[section].model_fields, what, section)
+    known = [*owners[section].model_fields, *([] if section else TABLES)]
+    return make_unknown_error(name, known, what, section)
 
 
 def _find_section(name: str) -> str | None:

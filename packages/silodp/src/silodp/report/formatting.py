@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,16 +197,17 @@ def check_picture_path(path: Path) -> None:
         )
 
 
-def render(template: str | Path, **values: Any) -> str:
+def render(template: str | Path, folders: Sequence[Path] = (), **values: Any) -> str:
     """Return a page from a template; in HTML every value is escaped unless it is `Markup`.
 
     Args:
         template: The name of a file in this folder, or a path; a template elsewhere finds those of this folder, too.
+        folders: Further folders whose templates it finds.
         values: The values, by their names in the template.
     """
     home = Path(__file__).parent
     path = home / template
-    return _make_environment(path.parent, home).get_template(path.name).render(**values)
+    return _make_environment(path.parent, *folders, home).get_template(path.name).render(**values)
 
 
 @cache

@@ -50,6 +50,8 @@ class ReportSection:
     place: ClassVar[Place] = "results"
     pictures: ClassVar[tuple[str, ...]] = ()
     """First parts of the file names of its pictures, by which old ones are deleted."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """The names of the files that `compose_pages` returns, which a signature of the report is over."""
 
     @classmethod
     def read(cls, directory: Path, run: RunRecord) -> ReportSection | None:
@@ -141,6 +143,11 @@ def merge_json(sections: Iterable[ReportSection], taken: Iterable[str]) -> dict[
 def list_pictures() -> list[str]:
     """Return first parts of the file names of the pictures of all sections, also of those that a run has not."""
     return [name for _, kind in _list_kinds() for name in kind.pictures]
+
+
+def list_files() -> list[str]:
+    """Return the names of the files that sections write in place of report.html."""
+    return [name for _, kind in _list_kinds() for name in kind.files]
 
 
 def group_by_place(

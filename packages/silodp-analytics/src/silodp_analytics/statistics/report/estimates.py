@@ -41,7 +41,9 @@ class NoisyTable:
         edges: The edges of bins; the range of a column; or the edges between bins of time.
         names: The names of categories, or of the groups of a survival table.
         has_missing: Whether cells may be missing.
-        by: The column of the groups of a survival table.
+        by: The column of the groups of a survival table, or of a part of a Table One.
+        groups: The names of the groups of a part of a Table One, whose counts are by group.
+        missing: The category that missing cells count as, where their count is apart.
     """
 
     kind: str
@@ -52,6 +54,8 @@ class NoisyTable:
     names: tuple[str, ...] = ()
     has_missing: bool = False
     by: str | None = None
+    groups: tuple[str, ...] = ()
+    missing: str = ""
 
     @property
     def values(self) -> Floats:
@@ -123,28 +127,49 @@ def estimate_mean(table: NoisyTable) -> MeanEstimate | None:
     def to_unit(scaled: Interval) -> Interval:
         return Interval(*(middle + half * value for value in (scaled.value, scaled.low, scaled.high)))
 
-    draws = _draw_noise(3) * noise + np.array(table.counts)
+    draws = draw_noise(3) * noise + np.array(table.counts)
     ratios = draws[:, 0] / draws[:, 2]
     spread = np.sqrt(np.clip(draws[:, 1] / draws[:, 2] + MOMENT_CENTER - ratios**2, 0, 1))
     ends = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     # The largest deviation that the noise leaves open: the estimated one may be 0 by chance.
     of_sample = count * float(ends[1]) ** 2
     return MeanEstimate(
-        to_unit(_fieller(ratio, total, count, noise, 0.0)),
-        to_unit(_fieller(ratio, total, count, noise, of_sample)),
+        to_unit(bound_ratio(ratio, total, count, noise, 0.0)),
+        to_unit(bound_ratio(ratio, total, count, noise, of_sample)),
         Interval(*(float(half * value) for value in (math.sqrt(variance), *ends))),
         estimate_count(count, noise),
     )
 
 
-def _fieller(ratio: float, total: float, count: float, noise: float, of_sample: float) -> Interval:
-    """Return the values r in [−1, 1] for which total − r·count is no larger than its noise explains."""
-    # (T − r·n)² ≤ z²·(s²(1 + r²) + V), a quadratic inequality in r.
-    a = count**2 - _Z**2 * noise**2
-    b = -2 * total * count
-    c = total**2 - _Z**2 * (noise**2 + of_sample)
+def bound_ratio(
+    ratio: float,
+    total: float,
+    count: float,
+    noise: float,
+    of_sample: float,
+    *,
+    least: float = -1.0,
+    cells: int = 1,
+    shared: int = 0,
+) -> Interval:
+    """Return the values r from `least` to 1 for which total − r·count is no larger than its noise explains.
+
+    Args:
+        ratio: The estimate.
+        total: A noisy count or sum.
+        count: A sum of so many noisy counts as `cells` says; `shared` says whether `total` is one of them.
+        noise: The standard deviation of the noise in each.
+        of_sample: The variance of total − r·count as a sample.
+        least: The smallest value that the ratio can have.
+        cells, shared: See above.
+    """
+    # (T − r·n)² ≤ z²·(s²(1 − 2·shared·r + cells·r²) + V), a quadratic inequality in r.
+    square = (_Z * noise) ** 2
+    a = count**2 - square * cells
+    b = 2 * (square * shared - total * count)
+    c = total**2 - square - _Z**2 * of_sample
     root = math.sqrt(max(b**2 - 4 * a * c, 0.0))
-    ends = np.clip([(-b - root) / (2 * a), (-b + root) / (2 * a)], -1, 1)
+    ends = np.clip([(-b - root) / (2 * a), (-b + root) / (2 * a)], least, 1)
     return Interval(ratio, float(ends[0]), float(ends[1]))
 
 
@@ -350,7 +375,7 @@ def _make_band(log_survival: tuple[Floats, Floats], covariance: Floats) -> tuple
     std = np.sqrt(np.maximum(np.diag(covariance), 1e-18))
     correlation = covariance / np.outer(std, std)
     values, vectors = np.linalg.eigh(correlation)
-    errors = _draw_noise(len(std)) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+    errors = draw_noise(len(std)) @ (vectors * np.sqrt(np.maximum(values, 0))).T
     reach = np.quantile(np.abs(errors).max(1), LEVEL) * std
     low, high = (np.exp(np.minimum(end, 0)) for end in (log_survival[0] - reach, log_survival[1] + reach))
     # A curve that falls is above its later lower ends, and below its earlier upper ones.
@@ -387,7 +412,7 @@ def compare_survival(table: NoisyTable) -> LogRank | None:
         return None
     difference, of_sample = _compare_events(counts, last)
     if noise:
-        draws = counts + noise * _draw_noise(counts.size).reshape(-1, *counts.shape)[:2000]
+        draws = counts + noise * draw_noise(counts.size).reshape(-1, *counts.shape)[:2000]
         of_noise = np.cov(_compare_events(draws, last)[0].T)
     else:
         of_noise = np.zeros_like(of_sample)
@@ -408,6 +433,6 @@ def _compare_events(counts: Floats, last: int) -> tuple[Floats, Floats]:
     return difference, covariance
 
 
-def _draw_noise(size: int) -> Floats:
+def draw_noise(size: int) -> Floats:
     """Return standard normal numbers (draws, size), the same ones every time."""
     return np.random.default_rng(0).standard_normal((_DRAWS, size))

@@ -1,6 +1,6 @@
-"""DIR/statistics.json and DIR/statistics.html: what a run of statistics releases.
+"""DIR/statistics.json, DIR/statistics.html and, of a Table One, DIR/table_one.csv: what a run of statistics releases.
 
-Both are made from the noisy sums in metrics.jsonl, which the ledger binds, and from the guarantees. So they are covered
+They are made from the noisy sums in metrics.jsonl, which the ledger binds, and from the guarantees. So they are covered
 by ε, and may be shared wherever the guarantee holds.
 """
 
@@ -19,9 +19,13 @@ from pydantic import TypeAdapter
 from silodp.parsing import MALFORMED, parse_toml, refuse_malformed
 from silodp.report.formatting import render
 from silodp.runtime.run_files import STATISTICS, STATISTICS_PAGE, MetricsRow
+from silodp_analytics import sums
+from silodp_analytics.statistics import table_one
 from silodp_analytics.statistics.method import COUNTED
 from silodp_analytics.statistics.report.estimates import NoisyTable
+from silodp_analytics.statistics.report.section import TABLE_ONE
 from silodp_analytics.statistics.statistic import Reading, read_table, show_count
+from silodp_analytics.statistics.table_one.table import TableOne, find_table
 
 if TYPE_CHECKING:
     from silodp.report.page import Picture, PictureFolder
@@ -42,7 +46,14 @@ class Release:
         tables: The noisy counts.
     """
 
-    counted: Literal["persons", "persons_by_silo", "records", "records_by_silo"]
+    counted: Literal[
+        "persons",
+        "persons_by_silo",
+        "persons_in_primary_silo",
+        "records",
+        "records_by_silo",
+        "records_in_primary_silo",
+    ]
     silos: int
     records_in_full: int
     tables: tuple[NoisyTable, ...]
@@ -51,6 +62,11 @@ class Release:
     def readings(self) -> list[Reading]:
         """The tables, each read by its kind."""
         return list(map(read_table, self.tables))
+
+    @cached_property
+    def table_one(self) -> TableOne | None:
+        """The Table One, if one was asked for."""
+        return find_table(self.tables)
 
     @property
     def unit(self) -> str:
@@ -74,17 +90,19 @@ def find_release(rows: Sequence[MetricsRow]) -> Release | None:
         return None
     with refuse_malformed("metrics.jsonl does not hold statistics: restore it.", code="report.damaged"):
         release = TypeAdapter(Release).validate_python(found)
-        release.readings  # noqa: B018  raises where counts and cells do not belong together
+        release.readings, release.table_one  # noqa: B018  raise where counts and cells do not belong together
         return release
 
 
 def compose_statistics(run: RunRecord, release: Release, pictures: PictureFolder) -> dict[str, str]:
-    """Return statistics.json and statistics.html by name, and write the pictures of the page."""
+    """Return the texts of the files by their names, the page last, and write the pictures of the page."""
     by_layout = {
-        layout: [one for one in release.readings if one.layout == layout] for layout in ("headline", "row")
+        layout: [one for one in release.readings if one.layout == layout]
+        for layout in ("headline", "row", "table_one")
     }
     page = render(
         Path(__file__).with_name("statistics.html"),
+        [Path(sums.__file__).parent, Path(table_one.__file__).parent],
         run=run,
         release=release,
         released=run.guarantees["released"],
@@ -102,7 +120,8 @@ def compose_statistics(run: RunRecord, release: Release, pictures: PictureFolder
         show_count=show_count,
     )
     text = json.dumps(_describe_release(run, release), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    return {STATISTICS: text, STATISTICS_PAGE: page}
+    table = {} if release.table_one is None else {TABLE_ONE: release.table_one.to_csv()}
+    return {STATISTICS: text, **table, STATISTICS_PAGE: page}
 
 
 def _holds_out(run: RunRecord) -> bool:
@@ -138,13 +157,14 @@ def _describe_release(run: RunRecord, release: Release) -> dict[str, Any]:
         "releasable": released.releasable,
         "interval": 0.95,
         "tables": [_describe_reading(one) for one in release.readings],
+        **({} if release.table_one is None else {"table_one": release.table_one.to_json()}),
     }
 
 
 def _describe_reading(one: Reading) -> dict[str, Any]:
     table = one.table
     found: dict[str, Any] = {"kind": table.kind, "column": table.column, "noise_std": table.noise_std}
-    for name in ("edges", "names", "by"):
+    for name in ("edges", "names", "by", "groups"):
         if getattr(table, name):
             found[name] = getattr(table, name)
     found["counts"] = table.counts
@@ -157,4 +177,5 @@ def _describe_reading(one: Reading) -> dict[str, Any]:
 def format_release(release: Release) -> list[str]:
     """Return the statistics in short, one line each."""
     found = (one.describe(release.counted) for one in release.readings)
-    return [f"Counts are of {release.exact_unit}.", *itertools.chain.from_iterable(found)]
+    table = [] if release.table_one is None else release.table_one.format()
+    return [f"Counts are of {release.exact_unit}.", *table, *itertools.chain.from_iterable(found)]

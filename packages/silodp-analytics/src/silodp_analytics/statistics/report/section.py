@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silodp.report.sections import ReportSection
+from silodp.runtime.run_files import STATISTICS, STATISTICS_PAGE
 
 if TYPE_CHECKING:
     from silodp.report.page import PictureFolder
     from silodp.report.run_record import RunRecord
     from silodp_analytics.statistics.report.page import Release
+
+TABLE_ONE = "table_one.csv"
+"""The Table One of a run of statistics, for spreadsheets."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class StatisticsSection(ReportSection):
     release: Release
 
     pictures = ("count", "survival")
+    files = (STATISTICS, TABLE_ONE, STATISTICS_PAGE)
 
     @classmethod
     def read(cls, directory: Path, run: RunRecord) -> StatisticsSection | None:

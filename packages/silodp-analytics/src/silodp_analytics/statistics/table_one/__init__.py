@@ -1,0 +1,1 @@
+"""Table One: persons, shares and means of columns, overall and by group."""
