@@ -11,6 +11,7 @@ from typing import Any
 
 from silodp.accounting.filters import DEFAULT_BOUNDS, Filter
 from silodp.accounting.views import Adversary
+from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
@@ -138,6 +139,8 @@ def write_policy(
     index: str = "",
     allow_counts: bool = False,
     allow_seed: bool = False,
+    min_persons: int | None = None,
+    records: SiloData | None = None,
     replace: bool = False,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
@@ -151,6 +154,8 @@ def write_policy(
         index: Path of the file by which a trust center numbers the silo's persons, where the run needs one.
         allow_counts: Whether the run may ask for the number of records of each person in clear.
         allow_seed: For tests: whether the run may have a seed.
+        min_persons: The smallest number of persons with which the silo takes part; None: as before, or any.
+        records: The silo's records, which must be of so many persons; None: they are counted when the silo starts.
         replace: Whether a policy that is there is written anew, for this run alone. Only before the first charge:
             from then on its limits are what persons were promised.
 
@@ -158,9 +163,10 @@ def write_policy(
         The policy that was written.
 
     Raises:
-        SilodpError: The roster does not list the silo's key, the policy does not allow the run, a person is somebody
-            else in it than in earlier runs of the folder (code policy.persons), or with `replace` something was charged
-            (code policy.charged), or a process serves the folder (code run.in_use).
+        SilodpError: The roster does not list the silo's key, the policy does not allow the run, the records are of
+            too few persons (code policy.few_persons), a person is somebody else in it than in earlier runs of the
+            folder (code policy.persons), or with `replace` something was charged (code policy.charged), or a process
+            serves the folder (code run.in_use).
     """
     name = find_name(folder, consortium)
     path = folder / POLICY
@@ -177,7 +183,9 @@ def write_policy(
         policy = Policy.load(path)
         # The earlier digests stay: a run that was begun under one of them can go on.
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
-        changes = {"accepted": digests, "data": data, "index": index}
+        changes: dict[str, Any] = {"accepted": digests, "data": data, "index": index}
+        if min_persons is not None:
+            changes["min_persons"] = min_persons
         policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
     else:
         spec, read = consortium.stated_spec, consortium.list_columns(name)
@@ -211,12 +219,16 @@ def write_policy(
             columns=read["columns"],
             labels=read["labels"],
             budget=read["budget"],
+            queries=read["queries"],
             allow_counts=allow_counts,
             require_isolated_units=spec.isolate_units,
             min_silos=spec.min_silos,
+            min_persons=min_persons or 0,
             allow_seed=allow_seed,
         )
     # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
+    if records is not None:
+        policy.check_persons(records)
     try:
         check_participation(folder, consortium, policy)
     except SilodpError as error:

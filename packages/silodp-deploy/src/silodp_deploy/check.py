@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 
 import silodp
+from silodp.data.tables.sources.source import open_source
 from silodp.errors import SilodpError
 from silodp.parsing import MALFORMED, is_format, parse_json
 from silodp.text import pluralize, shorten
@@ -122,10 +123,23 @@ def _check_table(
             code="argument.value",
             field="silo",
         )
+    yield from _check_query(table, consortium, name)
     records = load_records(table, name, consortium, index)
+    if (folder / POLICY).exists():
+        Policy.load(folder / POLICY).check_persons(records)
     persons = len(set(records.user.tolist()))
     told = f"{pluralize(len(records), 'training record')} of {pluralize(persons, 'person')} (private to this silo)"
     yield Finding("table", True, f"{table} is as the configuration says for '{name}': {told}")
+
+
+def _check_query(table: Path, consortium: Consortium, name: str) -> Iterator[Finding]:
+    """Yield that the query of a silo with a database runs there; no row is asked for."""
+    schema = consortium.resolved.table_schema
+    mapping = None if schema is None else schema.silos.get(name)
+    if schema is None or mapping is None or mapping.query is None:
+        return
+    columns = open_source(table, schema.readers.get(name, schema.reader), mapping.query).list_columns()
+    yield Finding("query", True, f"the query runs at {table}, and gives the columns {', '.join(columns)}")
 
 
 def _check_certificates(consortium: Consortium, name: str) -> Iterator[Finding]:
@@ -162,6 +176,7 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
     # As if the code were compared already: what else the policy refuses is seen before the telephone call.
     accepting = policy.model_copy(update={"accepted": [consortium.digest]})
     check_participation(folder, consortium, accepting)
+    yield from _report_error("query", _check_query(folder / policy.data, consortium, name))
     short = find_shortfall(folder, consortium.stated_spec, name, policy)
     told = "this public folder is accepted"
     yield Finding("policy", True, told if is_accepted else "it allows the run; the code is not accepted yet")

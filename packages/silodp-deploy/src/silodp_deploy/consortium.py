@@ -33,6 +33,7 @@ from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.persons import PersonKey
 from silodp.data.public import PublicData
+from silodp.data.tables.columns import TableMapping
 from silodp.errors import SilodpError
 from silodp.parsing import MALFORMED, explain_malformed, is_format, parse_json
 from silodp.plugins import is_reference, refuse_plugins, split_reference
@@ -278,12 +279,13 @@ class Consortium:
 
         Returns:
             By field of the policy: "columns" (features, and the column of the split), "labels" (the label, or event and
-            time) and "budget"; where no schema names columns, only the features of data.json.
+            time), "budget", and "queries" (the text by which the table is read from a database); where no schema names
+            columns, only the features of data.json.
         """
         schema = self.resolved.table_schema
         if schema is None:
-            return {"columns": list(self.data.features), "labels": [], "budget": []}
-        names = schema.name_columns(silo)
+            return {"columns": list(self.data.features), "labels": [], "budget": [], "queries": []}
+        names, query = schema.name_columns(silo), schema.silos.get(silo, TableMapping()).query
 
         def name(*columns: str | None) -> list[str]:
             return [names[column] for column in columns if column is not None]
@@ -292,6 +294,7 @@ class Consortium:
             "columns": [*schema.name_features(silo), *name(schema.split)],
             "labels": name(*schema.label_columns, schema.event, schema.time),
             "budget": name(schema.budget),
+            "queries": [] if query is None else [query],
         }
 
     def identify_persons(self, silo: str | None) -> PersonKey:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +19,7 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.build import convert_validation_error
 from silodp.config.toml_values import read_toml
+from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
@@ -59,11 +61,15 @@ class Policy(BaseModel):
             an empty list allows those of the accepted configuration.
         budget: The column of this silo's table that may say how much ε a record may be charged; an empty list allows
             that of the accepted configuration.
+        queries: Texts of the queries that may make this silo's table of a database; an empty list allows none. A query
+            gives columns their names, so by the others of these lists alone one could read any column of the database.
         allow_counts: Whether a method may ask for the number of records of each person in clear.
         require_isolated_units: Whether every person (or record) must be computed alone, so that ε holds for models that
         a
             server chooses for an attack.
         min_silos: The smallest number of silos in a sum that this silo takes part in.
+        min_persons: The smallest number of persons with training records in this silo's table with which it takes part
+            in a run.
         most_runs: The largest number of runs that may be charged over the life of the silo's folder. A run that is
             resumed is the same run.
         allow_seed: For tests: whether the noise may follow from a seed that everyone knows.
@@ -92,9 +98,11 @@ class Policy(BaseModel):
     columns: list[str] = []
     labels: list[str] = []
     budget: list[str] = []
+    queries: list[str] = []
     allow_counts: bool = False
     require_isolated_units: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
+    min_persons: Annotated[int, Field(ge=0)] = 0
     most_runs: Annotated[int, Field(ge=1, le=50)] = 20
     allow_seed: bool = False
     max_message_bytes: Annotated[int, Field(ge=1)] = 2 * _GIB
@@ -137,6 +145,12 @@ class Policy(BaseModel):
                 raise _refuse(
                     field, f"the run {verb} {names}, which the policy does not list in {field}: add it there"
                 )
+        if unknown := sorted(set(columns["queries"]) - set(self.queries)):
+            raise _refuse(
+                "queries",
+                f"the run reads its table by the query {shorten(unknown[0])}, which the policy does not list in "
+                "queries: read it as 'silodp deploy accept' shows it, and add its text there",
+            )
         # An aggregator that weights privately computes on encrypted counts.
         if spec.method.needs_counts and not (spec.aggregator.weights_privately or self.allow_counts):
             raise _refuse(
@@ -169,6 +183,20 @@ class Policy(BaseModel):
                 "allow_seed",
                 "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
                 "(allow_seed = true is for tests with made-up records)",
+            )
+
+    def check_persons(self, records: SiloData) -> None:
+        """Refuse a table of too few persons. The error has neither number: a log may be shown to others.
+
+        Raises:
+            SilodpError: There are fewer than `min_persons` (code policy.few_persons).
+        """
+        if len(np.unique(records.user)) < self.min_persons:
+            raise SilodpError(
+                "this silo's table has fewer persons than its policy asks for (min_persons), so nothing was sent: do "
+                "not take part, or come back with the records of more persons.",
+                code="policy.few_persons",
+                field="min_persons",
             )
 
     @classmethod

@@ -324,6 +324,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     with hold_lock(folder / LOCK, folder):
         index = folder / policy.index if policy.index else None
         data = load_records(folder / policy.data, name, consortium, index)
+        policy.check_persons(data)
         service = SiloService(folder, consortium, name, data, policy)
         try:
             yield service

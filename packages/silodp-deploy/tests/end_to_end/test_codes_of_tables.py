@@ -17,8 +17,7 @@ import torch
 import silodp
 from silodp.config.resolve import load_config
 from silodp.config.task import build_task
-from silodp.data.tables.schema import is_test_person
-from silodp.planning import tuning
+from silodp.data.tables.schema import find_test_persons
 from support.commands import Silodp, assert_sentence
 from support.consortium import Processes, agree_on_tables
 from support.refusals import refused
@@ -111,7 +110,7 @@ def read_by_hand(folder: Path) -> silodp.Federation:
         x = {"numeric": numeric, "codes": np.stack([known, rows["sex"] == "m"], 1).astype(np.int64)}
         y = (rows["ill"] == "yes").to_numpy(np.int64)
         user = rows["person"].map(PERSONS.index).to_numpy()
-        test = np.array([is_test_person(key, 0.3) for key in rows["person"]])
+        test = np.array(find_test_persons(rows["person"], 0.3))
         parts = [
             ({key: array[which] for key, array in x.items()}, y[which], user[which])
             for which in (~test, test)
@@ -147,7 +146,7 @@ def test_a_run_from_tables_is_the_run_from_arrays_bit_for_bit(silodp: Silodp, tm
     rows = pd.concat(
         pd.read_csv(tmp_path / f"{name}.csv", dtype=str, keep_default_na=False) for name in SILOS
     )
-    held = rows[[is_test_person(key, 0.3) for key in rows["person"]]]
+    held = rows[find_test_persons(rows["person"], 0.3)]
     held[["ward", "sex", "age", "diagnosis"]].to_csv(tmp_path / "new.csv", index=False)
     command = ("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "out.csv")
     assert_sentence(silodp(*command, "--json"), code="bundle.code")
@@ -240,19 +239,6 @@ def test_one_number_of_categories_for_several_columns_needs_a_model_of_its_owner
     assert not public.has_codes
     with refused("model.inputs"):
         build_task(public)
-
-
-@pytest.mark.parametrize("task", ["", OWN])
-def test_settings_are_tuned_for_codes(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "ROUNDS", (2,))
-    monkeypatch.setattr(tuning, "STEPS", (0.01, 1.0))
-    config = load_config(write_study(tmp_path, task=task))
-    for name in SILOS:
-        (tmp_path / f"{name}.csv").unlink()
-    found = tuning.tune(config, config.build_public_spec()[0], 3.0, federations=2)
-    assert found["chosen"]["step"] == 1.0
-    assert ("linear" in found["signal"]) is bool(task)
-    assert found["signal"].get("linear", found["signal"]["configured"])["parameters"] == 4 * 2 + 2 * 2 + 8
 
 
 @pytest.mark.slow

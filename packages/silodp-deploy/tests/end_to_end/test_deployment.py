@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from silodp.accounting.ledger import reopen_ledger
@@ -166,6 +167,31 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(tmp_path: Path) -> None:
             with pytest.raises(SilodpError) as caught:
                 policy.model_copy(update=change).check(consortium.digest, consortium.spec, columns)
             assert caught.value.code == code
+
+
+@pytest.mark.timeout(300)
+def test_a_silo_with_too_few_persons_sends_nothing_and_says_no_number(tmp_path: Path) -> None:
+    with start_consortium(tmp_path, MASKED) as processes:
+        home = processes.home("silo-1")
+        policy = Policy.load(home / "policy.toml")
+        persons = len(np.unique(np.load(home / "records.npz")["user"]))
+        many = policy.model_copy(update={"min_persons": persons + 1})
+        (home / "policy.toml").write_text(many.to_toml())
+        for name in ("silo-2", "silo-3", "server"):
+            processes.start(name)
+        assert processes.start("silo-1").wait(60) == 2
+        told = [json.loads(line) for line in processes.log("silo-1").splitlines()]
+        (refusal,) = (one["message"] for one in told if one.get("code") == "policy.few_persons")
+        assert not any(map(str.isdigit, refusal))
+        assert not (home / "audit.jsonl").exists()  # nothing has left the silo
+        said = "".join(processes.log(name) for name in ("silo-2", "silo-3", "server"))
+        assert "few_persons" not in said
+        assert "min_persons" not in said
+        # With exactly as many persons it takes part.
+        (home / "policy.toml").write_text(policy.model_copy(update={"min_persons": persons}).to_toml())
+        for name in ("silo-1", *(set(processes.names) - set(processes.running))):
+            processes.start(name)
+        assert processes.wait_for_server() == 0, processes.log("server")
 
 
 @pytest.mark.slow

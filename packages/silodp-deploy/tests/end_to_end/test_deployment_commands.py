@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -208,6 +209,37 @@ def test_a_public_folder_that_was_copied_into_another_is_named(
     shutil.copytree(drafted / "public", drafted / "public" / "public")
     told = silodp("deploy", "accept", drafted / "public", tmp_path / "server", "--code", "0")
     assert_sentence(told, code="deploy.public")
+
+
+def test_a_table_of_too_few_persons_is_refused_before_a_policy_is_written(
+    silodp: Silodp, drafted: Path, tmp_path: Path
+) -> None:
+    assert silodp("deploy", "seal", drafted, "--host", "server.example").status == 0
+    table, home = tmp_path / "records.npz", tmp_path / "silo-1"
+    silo = load_config(tmp_path / "one.toml").load_federation().silos[0]
+    save_records(table, silo)
+    persons = len(set(silo.user.tolist()))
+    code = ("--code", Consortium.load(drafted / "public").code)
+    accept = ("deploy", "accept", drafted / "public", home, "--data", table, *code, "--json")
+    told = silodp(*accept, "--min-persons", persons + 1)
+    assert_sentence(told, code="policy.few_persons")
+    assert not any(map(str.isdigit, told.err))  # neither the count nor the limit
+    assert not (home / "policy.toml").exists()
+    assert silodp(*accept, "--min-persons", -1).status == 2
+    assert_sentence(
+        silodp("deploy", "accept", drafted / "public", tmp_path / "server", *code, "--min-persons", 3),
+        code="argument.conflict",
+    )
+    assert silodp(*accept, "--min-persons", persons).json["policy"]["min_persons"] == persons
+    # Accepted again, it stays; a check of another table applies it.
+    assert silodp(*accept).json["policy"]["min_persons"] == persons
+    few, others = tmp_path / "few.npz", silo.user != silo.user[0]
+    save_records(few, replace(silo, x=silo.x[others], y=silo.y[others], user=silo.user[others]))
+    check = ("deploy", "check", drafted / "public", home, "--json", "--data")
+    for path, is_good in ((table, True), (few, False)):
+        checks = {one["name"]: one for one in silodp(*check, path).json["checks"]}
+        assert checks["table"]["is_good"] is is_good
+        assert ("policy.few_persons" in checks["table"]["told"]) is not is_good
 
 
 def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.methods import UldpSgd
-from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.runtime.prepare import prepare_run
 from silodp.training.losses import (
     LOSSES,
@@ -292,13 +291,3 @@ def test_silos_with_different_kinds_do_not_fit_together() -> None:
 def test_a_schema_whose_labels_do_not_fit_is_refused(given) -> None:
     with refused("data.kind", "data.schema"):
         Schema(user="u", numeric={"x": (0, 1)}, **given)
-
-
-@pytest.mark.parametrize(("labels", "values"), [("multilabel", {0.0, 1.0}), ("real", None)])
-def test_settings_are_tried_on_synthetic_labels_of_the_kind(labels, values) -> None:
-    public = PublicData("toy", ("a", "b"), 50, (4,), labels, features=tuple("wxyz"), targets=3)
-    drawn = draw_federation(public, SyntheticSettings(), 50, np.random.default_rng(0))
-    assert (drawn.labels, drawn.targets) == (labels, 3)
-    assert drawn.test is not None
-    assert values is None or set(np.unique(drawn.test.y)) == values
-    assert np.abs(drawn.test.y.mean(0)).max() < 0.6

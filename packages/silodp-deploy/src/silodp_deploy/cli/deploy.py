@@ -252,6 +252,13 @@ def accept(
             help="Let the server and other silos of this run and later ones see each person's record counts.",
         ),
     ] = False,
+    min_persons: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Fewest persons in the silo's table with which it takes part in any run. Default: any number.",
+        ),
+    ] = None,
     replace: Annotated[
         bool,
         Option(
@@ -291,6 +298,7 @@ def accept(
         index=index,
         lifetime_epsilon=lifetime_epsilon,
         allow_counts=allow_counts,
+        min_persons=min_persons,
         replace=replace,
     )
     # Whose key is in the folder: a silo sees what is read of its own table.
@@ -315,7 +323,15 @@ def accept(
     # What is wrong with the table is seen here, and not when the other silos wait.
     records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
     policy = acceptance.write_policy(
-        folder, consortium, table, lifetime_epsilon, index=numbers, allow_counts=allow_counts, replace=replace
+        folder,
+        consortium,
+        table,
+        lifetime_epsilon,
+        index=numbers,
+        allow_counts=allow_counts,
+        min_persons=min_persons,
+        records=records,
+        replace=replace,
     )
     short = find_shortfall(folder, consortium.stated_spec, name, policy)
     if short:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import stat
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 from silodp.config.build import make_unknown_error
 from silodp.config.toml_values import read_toml
 from silodp.errors import SilodpError
+from silodp.wire.files import is_private
 from silodp_deploy import SETTINGS
 
 _VARIABLE = "HTTPS_PROXY"
@@ -137,12 +137,13 @@ def _read_login(path: Path) -> tuple[str, str]:
     remedy = "write USER:PASSWORD into it, as its only line, for this user alone (chmod 600)"
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())  # of the file that is read, whoever replaces it meanwhile
-            is_private = not stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid()
-            found = _LOGIN.fullmatch(file.read(_MAX_LOGIN).decode(errors="replace")) if is_private else None
+            is_safe = is_private(
+                os.fstat(file.fileno())
+            )  # the file that is read, whoever replaces it meanwhile
+            found = _LOGIN.fullmatch(file.read(_MAX_LOGIN).decode(errors="replace")) if is_safe else None
     except OSError as error:
         raise _refuse_login(path, f"cannot be read ({error.strerror})", remedy) from None
-    if not is_private:
+    if not is_safe:
         raise _refuse_login(path, "can be read by others, or belongs to another user", remedy)
     if found is None:
         raise _refuse_login(path, "does not hold user and password", remedy)

@@ -6,6 +6,8 @@ persons of the earlier runs (each visit was one), and `ill = "hiv"` the label th
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,12 +125,48 @@ def test_a_column_of_budgets_is_the_one_that_was_allowed(home: Path) -> None:
     """Another column would say how much ε each record may be charged."""
     policy = Policy.load(home / "policy.toml")
     assert policy.budget == []
-    columns = {"columns": [], "labels": [], "budget": ["age"]}
+    columns = {"columns": [], "labels": [], "budget": ["age"], "queries": []}
     spec = Consortium.load(home.parent / "consortium0" / "public").stated_spec
     policy.check(policy.accepted[0], spec, columns)
     with refused("policy.not_allowed") as caught:
         policy.model_copy(update={"budget": ["eps"]}).check(policy.accepted[0], spec, columns)
     assert caught.value.field == "budget"
+
+
+def test_a_query_is_one_that_the_operator_has_read(home: Path) -> None:
+    """By the names alone, `SELECT hiv AS ill` would have the columns that the policy allows."""
+    query = "SELECT patient, age, sex, ward, hiv AS ill, part FROM visits"
+    other, policy = agree(home.parent, f'{NORTH}query = "{query}"'), home / "policy.toml"
+    assert {**other.list_columns("north"), "queries": []} == agree(home.parent).list_columns("north")
+    with refused("policy.not_allowed") as caught:
+        write_policy(home, other, "north.sqlite")
+    assert caught.value.field == "queries"
+    known = Policy.load(policy).model_copy(update={"accepted": [other.digest]})
+    for queries, is_allowed in (([], False), ([query + " "], False), ([query], True)):
+        asked = known.model_copy(update={"queries": queries})
+        if is_allowed:
+            check_policy(asked, other, "north")
+            check_policy(asked, other, "south")
+            continue
+        with refused("policy.not_allowed") as caught:
+            check_policy(asked, other, "north")
+        assert caught.value.field == "queries"
+
+
+def test_who_accepts_reads_the_query_and_it_alone_is_allowed(tmp_path: Path, home: Path) -> None:
+    query = "SELECT patient, age, sex, ward,\n hiv AS ill, part\nFROM visits \u001b[8m WHERE 1"
+    other = agree(tmp_path, f"{NORTH}query = {json.dumps(query + ' ; ')}")
+    assert other.list_columns("north")["queries"] == [query]
+    for silo in ("north", "south", None):
+        lines = format_agreement(describe_agreement(other, silo))
+        start = lines.index("    SELECT patient, age, sex, ward,")
+        assert lines[start + 1 : start + 3] == ["     hiv AS ill, part", "    FROM visits \\x1b[8m WHERE 1"]
+    name = tmp_path / "new"
+    (home.parent / "north").rename(name)
+    (name / "policy.toml").unlink()
+    shutil.rmtree(name / "ledgers")
+    assert write_policy(name, other, "north.sqlite").queries == [query]
+    assert Policy.load(name / "policy.toml").queries == [query]
 
 
 def test_a_mapping_of_another_silo_changes_nothing_here(home: Path) -> None:
