@@ -17,6 +17,8 @@ from silodp.training.sgd import LocalTraining
 from silodp_analytics.evaluation import methods as evaluation_module
 from silodp_analytics.evaluation.methods import EvaluationSums
 from silodp_analytics.evaluation.series import Evaluation
+from silodp_analytics.regression.families import Logistic, Survival
+from silodp_analytics.regression.method import Regression
 from silodp_analytics.statistics import method as statistics_module
 from silodp_analytics.statistics.method import Statistics
 from silodp_audit.attack import counted
@@ -60,6 +62,28 @@ def test_most_of_what_statistics_promise_leaks_and_nothing_more(settings):
     result = attack_statistics(**settings)
     assert result.verdict == "consistent"
     assert result.rows[0].measured.epsilon_lower >= 0.6 * result.rows[0].promise.epsilon
+
+
+@pytest.mark.parametrize("fault", [None, "half", "every round as the shortest"])
+def test_a_regression_leaks_what_it_is_charged_and_half_a_charge_is_found(fault, monkeypatch):
+    """Rounds have unequal noise: one that was charged as another would be seen."""
+    true = Regression.dp_event
+
+    def charge(self: Regression, view: Any) -> Any:
+        if fault == "half":
+            return Gaussian(2 * true(self, view).noise_multiplier)
+        return true(self, replace(view, round=0))
+
+    if fault is not None:
+        monkeypatch.setattr(Regression, "dp_event", charge)
+    family = Logistic() if fault else Survival(horizon=5.0, cuts=(1.0,))
+    method = Regression(1.0, family=family, iterations=3, weighting="uniform")
+    result = attack_method(method, rounds=3, seed=3)
+    if fault is None:
+        assert result.verdict == "consistent"
+        assert result.rows[0].measured.epsilon_lower >= 0.3 * result.rows[0].promise.epsilon
+    else:
+        assert_caught(result)
 
 
 def assert_caught(result: AttackResult) -> None:

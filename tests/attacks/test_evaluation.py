@@ -52,10 +52,10 @@ from silodp_experiments.uldp_baselines import Default
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 
-STILL = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=1e-30)
-"""Its model does not change, so that the true counts are the same in every round."""
+STILL = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=1e-49)
+"""A move of 1e-49 is none in float32: the model does not change, and the true counts are the same in every round."""
 LEARNING = replace(STILL, server_learning_rate=20.0)
-RECORDS = Ddp(5.0, 0.5, 1, 0.2, 4.0, 1e-30)
+RECORDS = Ddp(5.0, 0.5, 1, 0.2, 4.0, 1e-49)
 SUMS = Evaluation("sums", noise_multiplier=0.7, bins=40)
 AGGREGATORS = {"plain": Plain(), "masked": Masked()}
 

@@ -253,7 +253,7 @@ def test_every_method_can_be_written_in_toml() -> None:
     fields["rpdp-minimum"] = {**noisy, **steps, "budget": 0.1}
     fields["rpdp-dropout"] = {**noisy, **steps, "threshold": 1}
     fields["ddp"] = {**noisy, **steps, "record_sampling": 0.1}
-    fields["statistics"] = {"noise_multiplier": 5}
+    fields["statistics"] = fields["regression"] = {"noise_multiplier": 5}
     assert fields.keys() == METHODS.keys()
     for name, own in fields.items():
         if name.startswith("rpdp"):

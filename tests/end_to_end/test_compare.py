@@ -220,8 +220,8 @@ from silodp.methods import ServerOptimizer
 
 @dataclass(frozen=True)
 class Steps(ServerOptimizer):
-    def step(self, params, total, state, learning_rate, scale):
-        return params + {factor} * (learning_rate * scale * total).to(params), {{}}
+    def step(self, params, total, state, move):
+        return params + {factor} * (move.learning_rate * move.scale * total).to(params), {{}}
 """
 
 

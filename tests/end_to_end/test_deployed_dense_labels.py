@@ -90,8 +90,6 @@ def test_a_plan_knows_the_places_and_counts_the_parameters(tmp_path: Path, silod
     public = load_config(tmp_path / "config.toml", ()).build_public_spec()[0].data
     assert public.label_shape == (16, 16)
     assert PublicData.from_dict(json.loads(json.dumps(public.to_dict()))) == public
-    tuned = silodp("plan", tmp_path / "config.toml", "--tune", "--target-epsilon", "5")
-    assert "[plan.no_table]" in tuned.err
 
 
 def test_records_of_a_silo_are_checked_against_the_agreed_places(tmp_path: Path, silodp: Silodp) -> None:

@@ -387,7 +387,6 @@ def test_what_cannot_be_read_is_named(silodp: Silodp, config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        ("run small.toml --target-epsilon 3", "method.noise_multiplier"),
         ("compare small.toml --methods uldp-avg --epsilon 3", "method.noise_multiplier"),
         ("run small.toml --rounds 3", "--set"),
         ("epsilon --bogus 3", None),

@@ -143,7 +143,7 @@ def test_the_readmes_configuration_trains_on_such_tables(
 
 
 def test_command_lines_are_found() -> None:
-    assert "silodp run CONFIG --out DIR" in SHOWN
+    assert "silodp run CONFIG --target-epsilon 3" in SHOWN
     assert {"silodp data list", "silodp data check NAME", "silodp data fetch NAME"} <= set(SHOWN)
     assert len(COMMANDS) >= 14
     assert len(SHOWN) >= len(COMMANDS) + 4

@@ -49,6 +49,7 @@ def list_calls(folder: Path) -> dict[str, Call]:
     own: dict[str, dict[str, Any]] = {
         "default": {},
         "statistics": {"noise_multiplier": 5.0},
+        "regression": {"noise_multiplier": 5.0},
         "uldp-group": {**steps, "group_size": 8, "record_sampling": 0.1},
         "ddp": {**steps, "record_sampling": 0.1},
         "rpdp": {**steps, "largest_budget": 5.0},

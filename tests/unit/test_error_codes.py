@@ -34,8 +34,8 @@ from support.refusals import refused
 SOURCE = Path(silodp.errors.__file__).parent
 AREAS = (
     "accounting argument attack budget bundle checkpoint cli cohort config crypto data deploy evaluation extension "
-    "gate identity ledger loss message method metric model plan plugin policy report run session statistics store "
-    "workers"
+    "gate identity ledger loss message method metric model plan plugin policy regression report run session "
+    "statistics store workers"
 )
 
 

@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,10 @@ from silodp.crypto.keys import HandshakeState, Identity, Session
 from silodp.crypto.secure_aggregation import WordGroup
 from silodp.data.federation import Federation, SiloData
 from silodp.data.tables._table import Table
-from silodp.data.tables.cells import Cells, Refusals, read_column
-from silodp.data.tables.columns import Reader
+from silodp.data.tables._values import find_distinct
+from silodp.data.tables.features import EncodedColumn, Features
+from silodp.data.tables.keys import Persons
+from silodp.data.tables.reader import _Rows
 from silodp.data.tables.schema import Schema
 from silodp.mechanisms.clipping import (
     Bounds,
@@ -62,6 +63,7 @@ from silodp_private.paillier.weighting import PaillierServer, PaillierSilo
 from support.oracles import small_federation
 from support.private import HALF, HIDDEN, Parties
 from support.stores import side_of
+from support.tables import make_cells
 
 SESSION = bytes(range(32))
 KEY = bytes(range(100, 132))
@@ -383,22 +385,42 @@ def federation():
 @case
 def table():
     frame = pd.DataFrame({"id": ["patient 0017"], "age": ["7001.25"]})
-    schema, refusals = (
-        Schema(user="id", label="cost", kind="real", numeric={"age": (0, 1e4)}),
-        Refusals(Path("north.csv")),
-    )
-    cells = {
-        name: Cells(name, name, *read_column(frame[name], refusals.path, "."), Reader(), refusals)
-        for name in frame
-    }
-    return Table(schema, cells, refusals, frame["id"], ["patient 0017"]), ["patient 0017", "7001.25"]
+    cells = {name: make_cells(frame[name], name) for name in frame}
+    persons = Persons(np.array(["patient 0017"], dtype=object), np.zeros(1, dtype=np.int64))
+    schema = Schema(user="id", label="cost", kind="real", numeric={"age": (0, 1e4)})
+    made = Table(schema, cells, cells["id"].refusals, ["patient 0017"], identified=persons)
+    return made, ["patient 0017", "7001.25"]
 
 
 @case
 def cells():
-    column = pd.Series(["patient 0017"])
-    read = read_column(column, Path("north.csv"), ".")
-    return Cells("id", "id", *read, Reader(), Refusals(Path("north.csv"))), ["patient 0017"]
+    return make_cells(pd.Series(["patient 0017"]), "id"), ["patient 0017"]
+
+
+@case
+def distinct():
+    return find_distinct(np.array(["patient 0017"], dtype=object)), ["patient 0017"]
+
+
+@case
+def persons():
+    keys = np.array(["patient 0017"], dtype=object)
+    return Persons(keys, np.array([4, 5, 7])), ["patient 0017", Numbers([4, 5, 7])]
+
+
+@case
+def encoded_column():
+    values = np.array([[0.1719], [0.2953]], dtype=np.float32)
+    return EncodedColumn(values, np.array([0, 1, 1, 0]), False), [Numbers(values), Numbers([0, 1, 1, 0])]
+
+
+@case
+def silo_rows():
+    every, labels = np.array([True, False, True]), np.array([4.125, 5.375, 7.625], dtype=np.float32)
+    keys = make_cells(pd.Series(["patient 0017"]), "id")
+    persons = Persons(np.array(["patient 0017"], dtype=object), np.array([4, 5, 7]))
+    made = _Rows(Features([]), labels, labels.astype(float), persons, every, ~every, keys)
+    return made, ["patient 0017", Numbers(labels), Numbers([4, 5, 7])]
 
 
 # --- the parties of a run ---

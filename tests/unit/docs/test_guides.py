@@ -38,7 +38,7 @@ PAGES = [
 ]
 TABLES = ROOT / "docs" / "guides" / "tables.md"
 # What a page needs besides silodp and the tools of its tests.
-PACKAGES = {"pretrained": ("peft", "transformers")}
+PACKAGES = {"omop": ("duckdb",), "pretrained": ("peft", "transformers"), "statistics-file": ("pyreadstat",)}
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _BLOCK = re.compile(r"^( *)```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -169,7 +169,7 @@ def test_a_page_is_complete_and_its_options_exist(page: Path) -> None:
                     options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
                     words = (
                         arguments[:2]
-                        if arguments[0] in ("cohort", "data", "deploy", "identity", "table")
+                        if arguments[0] in ("cohort", "data", "deploy", "identity", "omop", "table")
                         else arguments[:1]
                     )
                     _, help_text = silodp([*words, "--help"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -32,3 +33,14 @@ def test_the_page_on_choosing_settings_names_fields_that_exist() -> None:
 
 def test_the_page_on_evaluation_has_every_setting() -> None:
     assert read_settings("evaluation.md") | {"across", "noise_multiplier"} == set(read_hints(Evaluation))
+
+
+def test_the_table_of_national_numbers_is_that_of_the_rules() -> None:
+    spec = importlib.util.spec_from_file_location("list_numbers", GUIDES.parent / "list_numbers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    numbers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(numbers)
+    text = numbers.PAGE.read_text()
+    assert text.count("\n| `SE` | `personnummer` |") == 1
+    assert numbers.fill_page(text) == text, "older than the source: run make pages"

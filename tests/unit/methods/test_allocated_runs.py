@@ -31,7 +31,7 @@ from silodp_budgets.user_budgets import UserBudgets
 from silodp_private.lattice import Lattice
 from support.oracles import small_federation
 
-METHOD = UldpAvg(2.0, local=LocalTraining(0.1), participation=RandomAllocation(4))
+METHOD = UldpAvg(2.0, local=LocalTraining(0.1), participation=RandomAllocation(4), step=1.0)
 DELTA = 1e-5
 
 

@@ -16,9 +16,11 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods import Ddp, Method, UldpAvg, UldpSgd
 from silodp.methods.base import LocalContext, supports
+from silodp.runtime.inspection import inspect_model
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from silodp.training.losses import binary_cross_entropy
+from silodp.training.model_probe import Probe
 from silodp.training.sgd import isolation as engine
 from silodp.training.task import Task
 from silodp_budgets.rpdp.method import Rpdp, RpdpDropout
@@ -158,3 +160,24 @@ def test_the_setting_is_a_part_of_the_identity_of_a_run() -> None:
     assert alone.to_dict() == {**spec.to_dict(), "isolate_units": True}
     assert alone.digest != spec.digest
     assert replace(alone, isolate_units=False).digest == spec.digest
+
+
+class Strangers(UldpAvg):
+    """The method of a plug-in: nobody knows which gradients it takes."""
+
+
+@pytest.mark.parametrize(
+    "method", [*METHODS, Strangers(noise_multiplier=1.0)], ids=lambda method: method.name
+)
+def test_gradients_that_a_method_may_take_are_compared_with_autograd(monkeypatch, method):
+    compared, compare = set(), Probe.compare_gradients
+
+    def record(probe, builders, splits):
+        compared.update(builders)
+        compare(probe, builders, splits)
+
+    monkeypatch.setattr(Probe, "compare_gradients", record)
+    data, task = small()
+    inspect_model(data.public(), task, method)
+    takes_none = method.name in ("uldp-avg", "uldp-sgd") and type(method) is not Strangers
+    assert compared == ({"user"} if takes_none else {"user", "record"})

@@ -20,7 +20,17 @@ from silodp.config.toml_values import resolve_paths
 from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
-from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
+from silodp.methods import (
+    FederationSize,
+    LocalContext,
+    Move,
+    NoiseAware,
+    ServerAdam,
+    ServerSgd,
+    TailAverage,
+    UldpAvg,
+    UldpSgd,
+)
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
@@ -39,6 +49,7 @@ METHODS = {
     "yogi": replace(AVG, server_optimizer=Yogi(), server_learning_rate=0.1),
     "adam": replace(AVG, server_optimizer=ServerAdam(), server_learning_rate=0.1),
     "tail average": replace(AVG, server_optimizer=TailAverage(3, ServerAdam()), server_learning_rate=0.1),
+    "noise-aware": replace(AVG, server_optimizer=TailAverage(2, NoiseAware(0.5))),
     "both": replace(ADAPTIVE, server_optimizer=Yogi(), server_learning_rate=0.1),
 }
 
@@ -253,8 +264,125 @@ def test_adam_steps_as_published():
         update = 0.5 * total
         mean, square = 0.9 * mean + 0.1 * update, 0.99 * square + 0.01 * update**2
         expected += 0.3 * mean / (math.sqrt(square) + 0.1)
-        params, state = adam.step(params, torch.full((2,), total, dtype=torch.float64), state, 0.3, 0.5)
+        params, state = adam.step(params, torch.full((2,), total, dtype=torch.float64), state, Move(0.3, 0.5))
     assert params.tolist() == pytest.approx([expected] * 2)
+
+
+@pytest.mark.parametrize(("round_", "left"), [(0, 1.0), (3, 0.25), (4, 0.0)])
+def test_noise_aware_steps_are_as_long_as_the_share_of_signal(round_, left):
+    params, total = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0], dtype=torch.float64)
+    # Of the squared length 25, 2·4 is noise.
+    move = Move(learning_rate=7.0, scale=0.1, noise=2.0, round=round_, rounds=4)
+    optimizer = NoiseAware(length=0.5)
+    start = optimizer.initial_state(params)
+    found, _ = optimizer.step(params, total, start, move)
+    torch.testing.assert_close(found, params + (0.5 * left * (17 / 25) * total / 5).float())
+    for noise in (3.6, 100.0):  # as much as the sum, and more
+        assert torch.equal(NoiseAware().step(params, total, start, replace(move, noise=noise))[0], params)
+    none = torch.zeros(2, dtype=torch.float64)
+    assert torch.equal(NoiseAware().step(params, none, start, replace(move, noise=0.0))[0], params)
+
+
+def test_without_step_and_clip_gradients_are_clipped_and_steps_know_the_noise():
+    sgd = UldpSgd(5.0)
+    assert (sgd.clip, sgd.step, sgd.gradient_clip, sgd.server_optimizer) == (1, None, 0.5, NoiseAware())
+    # 5·√16/U beside a fifth: with four times as many persons, gradients are clipped half as much, in the end an eighth.
+    assert [sgd.find_clip(16, users) for users in (10, 100, 400, 10**9)] == pytest.approx(
+        [0.5, 0.5, 1.0, 4.0]
+    )
+    assert UldpSgd(5.0, user_sampling=0.25).find_clip(16, 1600) == pytest.approx(1.0)
+    assert UldpSgd(0.0).find_clip(16, 10) == pytest.approx(4.0)
+    assert UldpSgd(5.0, server_momentum=0.5).step == 1
+    assert UldpSgd(5.0, server_optimizer=ServerAdam()).step == 1
+    slower = UldpSgd(5.0, server_optimizer=TailAverage(2, NoiseAware(0.1)))
+    assert (slower.gradient_clip, slower.step) == (0.5, None)
+    for others in ({"step": 1.0}, {"clip": 0.3}, {"server_learning_rate": 2.0}):
+        with refused("argument.conflict"):
+            UldpSgd(5.0, gradient_clip=0.5, **others)
+    assert replace(sgd, noise_multiplier=1.0).server_optimizer == NoiseAware()
+    assert build_method("uldp-sgd", {"noise_multiplier": 5.0}, "method", rounds=1, delta=1e-5) == sgd
+
+
+@pytest.mark.parametrize(("norm", "longest"), [(0.0, 0.5), (1.0, 0.5), (5.0, 2.0), (100.0, 3.0)])
+def test_noise_aware_steps_are_longer_where_the_model_begins_far_from_zero(norm, longest):
+    params = torch.tensor([norm, 0.0])
+    state = NoiseAware().initial_state(params)
+    total = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    params, state = NoiseAware().step(params, total, state, Move(1.0, 1.0, 0.0, 0, 10))
+    assert float(params[1]) == pytest.approx(longest)
+    params, _ = NoiseAware().step(params, total, state, Move(1.0, 1.0, 0.0, 5, 10))
+    assert float(params[1]) == pytest.approx(1.5 * longest)  # as long as at the start
+
+
+def test_noise_aware_steps_follow_the_mean_of_the_sums_and_its_noise():
+    optimizer, params = NoiseAware(length=1.0, momentum=0.5), torch.zeros(2)
+    state = optimizer.initial_state(params)
+    for number, total in enumerate(([4.0, 0.0], [0.0, 4.0])):
+        before = params
+        params, state = optimizer.step(
+            params, torch.tensor(total).double(), state, Move(1.0, 1.0, 1.0, number, 10)
+        )
+    # The weights ⅓ and ⅔: the mean is (4, 8)/3, of the squared length 80/9, and 2·5/9 of that is noise.
+    share = 1 - (2 * 5 / 9) / (80 / 9)
+    torch.testing.assert_close(params - before, 0.9 * share * torch.tensor([1.0, 2.0]) / math.sqrt(5))
+
+
+def test_whoever_sees_the_models_inverts_noise_aware_steps():
+    optimizer, random = NoiseAware(), torch.Generator().manual_seed(0)
+    params = torch.zeros(4)
+    state = theirs = optimizer.initial_state(params)
+    moves = 0
+    for number in range(20):
+        signal = torch.full((4,), 0.0 if number < 10 else 3.0, dtype=torch.float64)
+        total = signal + torch.randn(4, generator=random, dtype=torch.float64)
+        move = Move(1.0, 1.0, 1.0, number, 25)
+        after, state = optimizer.step(params, total, state, move)
+        moved = (after - params).double()
+        found = optimizer.invert(moved, theirs, move)
+        again, theirs = optimizer.step(params, found, theirs, move)
+        torch.testing.assert_close(again, after)
+        if number > 0 and moved.any() and moves:
+            torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-3)  # two moves in turn show a sum
+        moves = bool(moved.any())
+        params = after
+    assert moves
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "records"])
+def test_the_noise_that_an_optimizer_is_told_is_in_the_sum(weighting, monkeypatch):
+    """A thousand numbers of noise alone: nobody is in the sample."""
+    method = UldpAvg(
+        5.0,
+        0.1,
+        weighting=weighting,
+        user_sampling=1e-9,
+        server_optimizer=NoiseAware(),
+        server_learning_rate=2.0,
+    )
+    found = []
+    step = NoiseAware.step
+
+    def watched(self, params, total, state, move):
+        found.append((total, move))
+        return step(self, params, total, state, move)
+
+    monkeypatch.setattr(NoiseAware, "step", watched)
+    train(small_federation(), logistic_task(), method, rounds=200, seed=1)
+    assert [move.round for _, move in found] == list(range(200))
+    numbers = torch.cat([total for total, _ in found])
+    assert float(numbers.std()) == pytest.approx(found[0][1].noise, rel=4 / math.sqrt(2 * len(numbers)))
+    assert found[0][1].noise == pytest.approx(0.5)
+
+
+def test_a_step_by_the_noise_is_refused_where_silos_alone_know_it():
+    fields = {"local_steps": 1, "expected_batch_size": 2.0, "local_learning_rate": 0.1, "largest_budget": 1.0}
+    made = build_method(
+        "rpdp", {"noise_multiplier": 1.0, "clip": 1.0, **fields}, "method", rounds=1, delta=1e-5
+    )
+    method = replace(made, server_optimizer=TailAverage(2, NoiseAware()))
+    with refused("argument.conflict") as caught:
+        train(small_federation(), logistic_task(), method, rounds=1, seed=0)
+    assert caught.value.field == "method.server_optimizer"
 
 
 def test_the_average_of_the_last_models_is_released_and_costs_nothing():

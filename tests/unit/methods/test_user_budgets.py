@@ -20,6 +20,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, UldpAvg, UldpSgd
+from silodp.planning.plan import measure_noise
 from silodp_budgets.budget_curve import MAX_GROUPS
 from silodp_budgets.user_budgets import FullParticipationCost, UserBudgets
 from silodp_private.lattice import Lattice
@@ -307,6 +308,9 @@ def test_the_scale_is_of_a_public_constant():
     method = UldpAvg(5.0, 1.0, personal=own("sampling"))
     known = spec(method, (0.7, 3.0))
     assert known.method.server_scale(known.population) == 1 / (0.3 * 2 * 3)
+    # Of two persons with one clip each, three in ten take part: noise of five clips in each of d numbers, once.
+    ratio = 5 * math.sqrt(known.size / known.rounds) / (0.3 * 2)
+    assert measure_noise(known) == pytest.approx(ratio)
     clips = spec(UldpAvg(5.0, 1.0, user_sampling=0.5, personal=own("clip")), (0.7, 3.0))
     assert clips.method.server_scale(clips.population) == 1 / (0.5 * 2 * 3)
 
