@@ -193,6 +193,8 @@ def test_commands_on_a_run_do_as_the_page_says(silodp: Silodp, config: Path) -> 
                 words[words.index("--seeds") + 1] = "1"
             if "--target-epsilon" in words:
                 words += ["--set", "rounds=2"]
+            if words[:2] == ["run", str(config)]:
+                words += ["--out", "out"]
             done = silodp(*words)
             assert done.status == 0, (line, done.err)
     assert Path("out/report.html").exists()
