@@ -23,6 +23,8 @@ State = Mapping[str, "Tensor"]
 
 _INNER = "optimizer/"
 """Before the names of the state of an optimizer within another one."""
+_ROUNDED = 1e-4
+"""By which part the length of a move may differ between what was computed and the models that were sent."""
 
 
 @dataclass(frozen=True)
@@ -259,23 +261,26 @@ class ServerAdam(ServerOptimizer):
 
 @dataclass(frozen=True)
 class NoiseAware(ServerOptimizer):
-    """x ← x + length·(1 − t/T)·max(0, 1 − d·ν²/‖g‖²)·g/‖g‖ in round t, for the mean g of the noisy sums so far.
+    """x ← x + length·(1 − t/T)·max(least, 1 − d·ν²/‖g‖²)·g/‖g‖ in round t, for the mean g of the noisy sums so far.
 
     In the mean, the sum of k rounds ago has the weight momentumᵏ, and ν is the standard deviation of the noise in each
     number of the mean. d·ν² is the expected square of the noise's norm, so the factor estimates which share of the mean
-    is signal, as the positive-part estimator of James and Stein does. A mean of noise alone moves nothing, and one
-    without noise moves the model by the whole length, however many persons there are and however they are clipped.
+    is signal, as the positive-part estimator of James and Stein does. A mean without noise moves the model by the whole
+    length, however many persons there are and however they are clipped, and one of noise alone by the part `least` of
+    it: the signal of single rounds may be hidden where that of all rounds is not.
 
     Attributes:
         length: The longest move of the model in a round, in its parameters' units; None: two fifths of the 2-norm of
             the untrained model, at least .5 (as for linear models, which begin at 0) and at most 3.
         momentum: The factor in [0, 1) of the sums that are kept from round to round.
+        least: The smallest part in [0, 1) of the longest move, by which the noisiest means move the model.
 
     Source: James and Stein 1961 (Estimation with Quadratic Loss), positive part.
     """
 
     length: Positive | None = None
-    momentum: Momentum = 0.7
+    momentum: Momentum = 0.5
+    least: Momentum = 0.3  # 0 left networks of 5,000 parameters near chance (benchmarks/defaults.py)
 
     @property
     def needs_noise(self) -> bool:
@@ -301,7 +306,7 @@ class NoiseAware(ServerOptimizer):
         square = float(after["sum"] @ after["sum"])
         if square == 0:
             return params, after
-        signal = max(0.0, 1 - total.numel() * float(after["variance"]) / square)
+        signal = max(self.least, 1 - total.numel() * float(after["variance"]) / square)
         factor = self._find_longest(state, move) * signal / math.sqrt(square)
         return params + (factor * after["sum"]).to(params), after
 
@@ -320,14 +325,20 @@ class NoiseAware(ServerOptimizer):
         return float(state["length"]) * max(0.0, 1 - move.round / move.rounds)
 
     def invert(self, moved: Tensor, state: State, move: Move) -> Tensor:
-        """Return a sum that makes a move (see `ServerOptimizer.invert`); for no move 0, or what leaves a mean of 0."""
+        """Return a sum that makes a move (see `ServerOptimizer.invert`).
+
+        Of the means that move the model by the part `least`, it is one of the noise's expected length; where they move
+        nothing, it is 0, or what leaves a mean of 0.
+        """
         nothing = torch.zeros_like(moved)
         variance = moved.numel() * float(self._add(nothing, state, move)["variance"])
         length, longest = float(moved.norm()), self._find_longest(state, move)
         wanted = nothing
         if 0 < length < longest:
-            # length = longest·(1 − d·ν²/‖g‖²)
-            wanted = math.sqrt(variance / (1 - length / longest)) / length * moved
+            # length = longest·(1 − d·ν²/‖g‖²); at the least length up to the rounding of models in single precision.
+            part = length / longest
+            square = variance if part <= self.least * (1 + _ROUNDED) else variance / (1 - part)
+            wanted = math.sqrt(square) / length * moved
         elif float((self.momentum * state["sum"]).square().sum()) <= variance:
             return nothing
         return (wanted - self.momentum * state["sum"]) / (1 - self.momentum)

@@ -25,6 +25,8 @@ from silodp.training.sgd import LocalTraining
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from silodp.training.task import Task
+
 
 MIN_GRADIENT_NORM = 0.01
 """A gradient norm. With `step`, an update is scaled to norm 1 unless it is shorter than one local step along a gradient
@@ -39,6 +41,9 @@ the noise is longer (benchmarks/defaults.py)."""
 _SHORT_NOISE, _MOST_CLIP = 0.2, 8.0
 """Where the noise is shorter than this part of what all updates can be, gradients are clipped less, by the root of the
 ratio, and at most this many times less."""
+_OF_PAIRS = 0.2
+"""The part of that clip for a loss that compares the records of a person (Cox): where events are rare most gradients
+are 0 and the others short, so that a longer clip would only make them small beside the noise."""
 
 Weighting = Literal["uniform", "present", "records", "primary_silo"]
 """How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
@@ -123,7 +128,7 @@ class UldpAvg(base.Method):
             optimizer that knows nothing of noise is.
         gradient_clip: The norm G of a gradient to which updates are clipped, once for every local epoch and for the
             local learning rate η: they are divided by max(‖Δ‖, η·epochs·G). Where the noise of a round is short, G is
-            larger (`find_clip`). .5 if neither `step` nor `clip` is given.
+            larger, and for a Cox loss a fifth (`find_clip`). .5 if neither `step` nor `clip` is given.
         verified: Which ids are one person in all silos, and their weight beside the ids that nobody links; None: a
             person has one id.
 
@@ -423,30 +428,31 @@ class UldpAvg(base.Method):
                 delta,
                 self.clip,
                 clip_fraction=None if own is None else own[users.to(own.device)],
-                min_norm=self._find_min_norm(context.task.size, context.population),
+                min_norm=self._find_min_norm(context.task, context.population),
             )
             for users, delta in deltas
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
 
-    def _find_min_norm(self, size: int, population: roles.FederationSize) -> float | None:
+    def _find_min_norm(self, task: Task, population: roles.FederationSize) -> float | None:
         """Return the norm from which on updates have the norm 1, and below which they are shorter in proportion."""
         if self.gradient_clip is not None:
-            return self.find_clip(size, population.users) * self.local.learning_rate * self.local.epochs
+            return self.find_clip(task, population.users) * self.local.learning_rate * self.local.epochs
         return None if self.step is None else MIN_GRADIENT_NORM * self.local.learning_rate
 
-    def find_clip(self, size: int, users: int) -> float:
+    def find_clip(self, task: Task, users: int) -> float:
         """Return the norm of a gradient to which updates are clipped, by public constants.
 
         Args:
-            size: d, the number of parameters.
+            task: The model, of d parameters, and its loss.
             users: U, the number of persons.
         """
         # Of rows of norm 1, the noise beside the longest sum of all persons in the sample.
-        noise = self.noise_multiplier * math.sqrt(size) / (self.mean_sampling * users)
+        noise = self.noise_multiplier * math.sqrt(task.size) / (self.mean_sampling * users)
         less = _MOST_CLIP if noise == 0 else min(max(1.0, math.sqrt(_SHORT_NOISE / noise)), _MOST_CLIP)
         assert self.gradient_clip is not None
-        return self.gradient_clip * less
+        compares = task.loss.labels == ("survival",) and not task.loss.separable
+        return self.gradient_clip * less * (_OF_PAIRS if compares else 1.0)
 
     def bounds(self, population: roles.FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
