@@ -12,6 +12,9 @@ from silodp.planning.plan import format_plan, plan_run, remark_on_users
 from silodp_analytics.regression.method import Regression
 from silodp_analytics.regression.newton import MAX_NOISE_SHARE, WEAK
 
+_PREDICTS_AS_WELL = 1.1
+"""How many times longer noise may make the errors before a model of `silodp run` predicts better at the same ε
+(benchmarks/linear_models.py)."""
 _SPREAD = 1 / 3
 """The public guess of the mean square of a scaled column: that of a number spread evenly over its range."""
 
@@ -27,7 +30,8 @@ def plan_regression(resolved: ResolvedRun, users: int | None = None) -> dict[str
         users: U, where it is only in the data; None takes what is declared, else an assumed number.
 
     Returns:
-        JSON-ready; "coefficients" where U is not assumed, and "warnings" if they would be lost in the noise.
+        JSON-ready; "coefficients" and "error_ratio", how many times longer noise makes their errors, where U is not
+        assumed, and "warnings" if they would be lost in the noise.
     """
     spec, is_assumed = resolved.build_public_spec(users)
     method = spec.method
@@ -49,6 +53,9 @@ def plan_regression(resolved: ResolvedRun, users: int | None = None) -> dict[str
         **plan,
         "users_assumed": is_assumed,
         "coefficients": found,
+        "error_ratio": float(np.median([one["standard_error"] / one["without_noise"] for one in found]))
+        if found
+        else None,
         "warnings": warnings,
     }
 
@@ -94,4 +101,13 @@ def format_regression_plan(plan: dict[str, Any]) -> list[str]:
             + ("  lost in the noise" if one["lost"] else "")
             for one in plan["coefficients"]
         ]
+        lines.append(_remark_on_predictions(plan["error_ratio"]))
     return [*lines, *(f"warning: {text}" for text in plan["warnings"])]
+
+
+def _remark_on_predictions(ratio: float) -> str:
+    """Return whether the regression predicts as well as a model that is trained under the same ε."""
+    times = f"noise makes the errors {ratio:.3g} times as long"
+    if ratio > _PREDICTS_AS_WELL:
+        return f"for predictions alone, train a model at this ε (silodp run --target-epsilon): here {times}"
+    return f"{times}: for predictions it is as good as a linear model of silodp run"

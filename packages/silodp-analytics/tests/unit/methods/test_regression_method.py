@@ -397,14 +397,18 @@ def test_a_category_whose_records_all_have_the_event_is_lost(tmp_path: Path) -> 
 
 
 def test_few_persons_are_lost_in_the_noise_and_the_plan_says_so(tmp_path: Path) -> None:
-    from silodp_analytics.regression.plan import plan_regression
+    from silodp_analytics.regression.plan import format_regression_plan, plan_regression
 
     resolved = derive(tmp_path, draw_clinics(60), asked="epsilon = 0.5")
     assert all(one.lost for one in fit(resolved).coefficients[1:])
     plan = plan_regression(resolved, 60)
     assert plan["warnings"]
     assert all(one["lost"] for one in plan["coefficients"][1:])
-    assert not plan_regression(resolved, 10**6)["warnings"]
+    assert "for predictions alone, train a model" in format_regression_plan(plan)[-2]
+    of_many = plan_regression(resolved, 10**6)
+    assert not of_many["warnings"]
+    assert "for predictions it is as good" in format_regression_plan(of_many)[-1]
+    assert 1 <= of_many["error_ratio"] < 1.1 < plan["error_ratio"]
 
 
 def test_intervals_cover_and_tests_keep_their_size() -> None:
