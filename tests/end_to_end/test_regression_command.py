@@ -44,6 +44,7 @@ def test_a_run_writes_coefficients_and_a_page_but_no_model(silodp: Silodp, confi
     assert abs(age["estimate"] - 0.02) < 5 * age["standard_error"]
     page = (run / "regression.html").read_text()
     assert "north" not in page
+    assert "The reference of sex is f, of stage is I." in page
     assert "<svg" in page
     # The page is made from the files of the run alone.
     before = {name: (run / name).read_bytes() for name in ("regression.json", "regression.html")}
