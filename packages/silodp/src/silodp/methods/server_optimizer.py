@@ -23,8 +23,6 @@ State = Mapping[str, "Tensor"]
 
 _INNER = "optimizer/"
 """Before the names of the state of an optimizer within another one."""
-_ROUNDED = 1e-4
-"""By which part the length of a move may differ between what was computed and the models that were sent."""
 
 
 @dataclass(frozen=True)
@@ -327,18 +325,16 @@ class NoiseAware(ServerOptimizer):
     def invert(self, moved: Tensor, state: State, move: Move) -> Tensor:
         """Return a sum that makes a move (see `ServerOptimizer.invert`).
 
-        Of the means that move the model by the part `least`, it is one of the noise's expected length; where they move
-        nothing, it is 0, or what leaves a mean of 0.
+        Of the means that move the model by the part `least`, it is the longest; where they move nothing, it is 0, or
+        what leaves a mean of 0.
         """
         nothing = torch.zeros_like(moved)
         variance = moved.numel() * float(self._add(nothing, state, move)["variance"])
         length, longest = float(moved.norm()), self._find_longest(state, move)
         wanted = nothing
         if 0 < length < longest:
-            # length = longest·(1 − d·ν²/‖g‖²); at the least length up to the rounding of models in single precision.
-            part = length / longest
-            square = variance if part <= self.least * (1 + _ROUNDED) else variance / (1 - part)
-            wanted = math.sqrt(square) / length * moved
+            # length = longest·(1 − d·ν²/‖g‖²)
+            wanted = math.sqrt(variance / (1 - length / longest)) / length * moved
         elif float((self.momentum * state["sum"]).square().sum()) <= variance:
             return nothing
         return (wanted - self.momentum * state["sum"]) / (1 - self.momentum)
