@@ -42,7 +42,6 @@ numeric = {age = [0, 100], weight = [0, 200]}
 [method]
 name = "uldp-avg"
 noise_multiplier = 5.0
-clip = 0.1
 [method.local]
 learning_rate = 0.1
 """
