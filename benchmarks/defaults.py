@@ -33,7 +33,7 @@ from silodp.data.inputs import concatenate
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize, LocalContext, Method, UldpSgd
-from silodp.methods.server_optimizer import start_state, take_step
+from silodp.methods.server_optimizer import NoiseAware, start_state, take_step
 from silodp.training.made_up import make_up_records
 from silodp.training.skill import measure_skill
 from silodp.training.task import Task
@@ -201,6 +201,9 @@ def main() -> None:
     )
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 3.0])
     parser.add_argument("--thin", type=int, default=1, help="every so many of the 60 settings")
+    parser.add_argument(
+        "--steps", type=json.loads, default={}, help="settings of the default's NoiseAware, as JSON"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.tables:
@@ -225,7 +228,7 @@ def main() -> None:
                 **about,
                 "epsilon": epsilon,
                 "settings": len(settings),
-                "default": measure(40),
+                "default": measure(40, server_optimizer=NoiseAware(**arguments.steps)),
                 "best metric": {"setting": by_metric, **found[by_metric]},
                 "best loss": {"setting": by_loss, **found[by_loss]},
             }

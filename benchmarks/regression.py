@@ -198,6 +198,7 @@ def main() -> None:
     """Simulate, and write a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="the first seed of the records")
     parser.add_argument("--persons", type=int, nargs="+", default=[1000, 5000, 20000])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1.0, 3.0])
     parser.add_argument("--prevalence", type=float, nargs="+", default=[0.3])
@@ -219,7 +220,8 @@ def main() -> None:
         for persons, epsilon in itertools.product(given.persons, given.epsilon):
 
             def draw(seed: int) -> tuple[Any, ...]:
-                return make(np.random.default_rng(seed), persons, prevalence, correlation, family)  # noqa: B023
+                stream = np.random.default_rng(given.first + seed)
+                return make(stream, persons, prevalence, correlation, family)  # noqa: B023
 
             row = {
                 "family": name,
