@@ -45,6 +45,8 @@ def test_a_run_writes_coefficients_and_a_page_but_no_model(silodp: Silodp, confi
     page = (run / "regression.html").read_text()
     assert "north" not in page
     assert "The reference of sex is f, of stage is I." in page
+    assert "(age 18 to 98, dose 0 to 10)" in page
+    assert "do not share it" in page
     assert "<svg" in page
     # The page is made from the files of the run alone.
     before = {name: (run / name).read_bytes() for name in ("regression.json", "regression.html")}
@@ -122,3 +124,20 @@ def test_silos_on_their_own_machines_find_the_same(family: str, tmp_path: Path) 
         assert processes.wait_for_server() == 0, processes.log("server")
         ours, theirs = read_regression(processes.run), read_regression(tmp_path / "simulated")
     assert ours["coefficients"] == theirs["coefficients"]
+
+
+@pytest.mark.parametrize(
+    "kept", ["", '[method]\nname = "uldp-avg"\nclip = 0.1\n[method.local]\nlearning_rate = 0.05\n']
+)
+def test_a_release_of_sums_needs_no_noise_to_train_with(silodp: Silodp, config: Path, kept: str) -> None:
+    text = config.read_text()
+    start, end = text.index("[method]"), text.index("[regression]")
+    config.write_text(text[:start] + kept + text[end:] + '[statistics]\nepsilon = 1.0\nmean = ["age"]\n')
+    assert silodp("run", config).status == 2
+    for command in ("regression", "statistics"):
+        assert silodp(command, config, "--plan").status == 0
+        done = silodp(command, config, "--epsilon", 1, "--out", command, "--json")
+        assert done.status == 0, done.err
+        assert 0.9 < done.json["guarantees"]["released"]["epsilon"] <= 1
+        # The run's own configuration is whole.
+        assert "noise_multiplier" in (Path(command) / "config.toml").read_text()

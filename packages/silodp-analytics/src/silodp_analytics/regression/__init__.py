@@ -27,12 +27,12 @@ def regress(
     Raises:
         SilodpError: a setting or a table that cannot be used.
     """
-    from silodp.config.resolve import load_config
     from silodp.runtime.train import train
     from silodp_analytics.regression.config import derive_regression
     from silodp_analytics.regression.result import read_rows
+    from silodp_analytics.sums.config import load_request
 
-    resolved = derive_regression(load_config(config), epsilon)
+    resolved = derive_regression(load_request(config), epsilon)
     federation = resolved.load_federation()
     task = resolved.build_task(federation)
     trained = train(federation, task, resolved.method, out=out, **resolved.settings())

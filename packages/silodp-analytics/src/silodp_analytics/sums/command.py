@@ -70,7 +70,7 @@ def carry_out(
         describe_plan: Returns the plan of such a run with an assumed number of persons, and its lines.
         describe_run: Returns what the directory of a run has released.
     """
-    from silodp.config.resolve import load_config
+    from silodp_analytics.sums.config import load_request
 
     if users is not None and not plan:
         raise SilodpError(
@@ -78,7 +78,7 @@ def carry_out(
             code="argument.conflict",
             field="--users",
         )
-    resolved = load_config(config, set_ or ())
+    resolved = load_request(config, set_ or ())
     if not plan and write_config is None:
         resolved.dataset.check_files(resolved.arguments)
     resolved = derive(resolved)

@@ -6,14 +6,16 @@ written out, with its noise. So the run's config.toml says all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from silodp.config.resolve import ResolvedRun, resolve
+from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import TaskSection
-from silodp.config.toml_values import TomlTable
+from silodp.config.toml_values import TomlTable, read_toml
 from silodp.errors import SilodpError
+from silodp.methods import METHODS
 from silodp.settings import Epsilon, NoiseMultiplier, Settings
 from silodp_analytics.evaluation.series import calibrate_releases
 from silodp_analytics.sums.method import SumsMethod
@@ -65,6 +67,24 @@ class SumsRequest(Settings):
                 field=f"{self._prefix}epsilon",
             )
         return found
+
+
+def load_request(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:
+    """Read a configuration that asks for sums, as `load_config` does; it needs no method, nor noise to train with.
+
+    Args:
+        path: A TOML file.
+        overrides: "key=value" with dotted keys.
+    """
+    method = read_toml(Path(path)).get("method")
+    added = []
+    if method is None:
+        added = ['method={name="uldp-sgd", noise_multiplier=1.0}']
+    elif isinstance(method, Mapping) and "noise_multiplier" not in method:
+        kind = METHODS.get(str(method.get("name")))
+        if kind is not None and "noise_multiplier" in {one.name for one in fields(kind)}:
+            added = ["method.noise_multiplier=1.0"]
+    return load_config(path, [*added, *overrides])
 
 
 def derive_run(
