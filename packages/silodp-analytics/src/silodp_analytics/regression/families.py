@@ -23,6 +23,7 @@ from silodp.settings import Count, Positive, Range, Settings
 
 Floats = NDArray[np.float64]
 INTERCEPT = "(intercept)"
+PERSONS = "persons"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Corner:
 
 
 @dataclass(frozen=True)
+class Total:
+    """A total over all persons, as the noisy sums of the first iteration tell it.
+
+    Attributes:
+        what: For readers, as in "persons".
+        value: It, with the noise of a sum.
+        error: The standard deviation of that noise.
+    """
+
+    what: str
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
 class Family(Settings, ABC, prefix="family."):
     """Base class of families: a frozen dataclass of public constants."""
 
@@ -50,6 +66,8 @@ class Family(Settings, ABC, prefix="family."):
     """What a coefficient is the change of, for readers."""
     statsmodels: ClassVar[str]
     """The family of statsmodels by which a center checks its own records."""
+    same_errors: ClassVar[str] = "GEE of statsmodels and geepack of R"
+    """What finds the same standard errors without noise, for readers."""
     early_blocks: ClassVar[tuple[float, float, float]] = (0.7, 0.3, 0.0)
     last_blocks: ClassVar[tuple[float, float, float]] = (0.8, 0.12, 0.08)
     """Weights of score, curvature and M in the squared length of a row, where each is at its longest."""
@@ -110,6 +128,19 @@ class Family(Settings, ABC, prefix="family."):
     def first_mean(self) -> float:
         """μ at the start, in the unit of residuals."""
         return 0.0
+
+    def list_totals(
+        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
+    ) -> list[Total]:
+        """Return what sums at the start, where all records have the same η, say of all persons.
+
+        Args:
+            score: Those of residuals, by baseline (K,).
+            curvature: Those of curvatures, by baseline (K,).
+            score_std, curvature_std: The deviation of the noise in one of them.
+        """
+        by = self.first_curvature
+        return [Total(PERSONS, float(curvature[0]) / by, curvature_std / by)]
 
     def write_check(self, outcome: str, event: str, time: str) -> tuple[list[str], str, str]:
         """Return lines of Python that make the outcome of records, its name there, and further arguments of GLM.
@@ -182,6 +213,15 @@ class Logistic(Family):
         """The variance at the typical share."""
         return self.typical * (1 - self.typical)
 
+    def list_totals(
+        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
+    ) -> list[Total]:
+        """Return persons, and those with the event (a person's records count by their share)."""
+        (persons,) = super().list_totals(score, curvature, score_std, curvature_std)
+        mean = self.first_mean
+        value, error = float(score[0]) + mean * persons.value, math.hypot(score_std, mean * persons.error)
+        return [persons, Total("events (a person's records count by their share)", value, error)]
+
     def list_corners(self, terms: int, *, is_first: bool) -> list[Corner]:
         """Return the distance of the typical share from 0 and 1, and its variance; later, ends of tangents.
 
@@ -240,6 +280,14 @@ class Linear(Family):
         """1."""
         return 1.0
 
+    def list_totals(
+        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
+    ) -> list[Total]:
+        """Return the persons whose outcome lies within the bound of the typical one: others have no curvature."""
+        (persons,) = super().list_totals(score, curvature, score_std, curvature_std)
+        within = f"persons whose outcome lies within {self.residual:g} of {self.typical:g}"
+        return [Total(within, persons.value, persons.error)]
+
     def list_corners(self, terms: int, *, is_first: bool) -> list[Corner]:
         """Return 1 and 1."""
         return [Corner(1.0, 1.0)]
@@ -291,6 +339,15 @@ class Poisson(Family):
         """The typical count."""
         return self.first_mean
 
+    def list_totals(
+        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
+    ) -> list[Total]:
+        """Return persons, and the sum of their mean counts."""
+        (persons,) = super().list_totals(score, curvature, score_std, curvature_std)
+        mean = self.first_mean
+        value, error = float(score[0]) + mean * persons.value, math.hypot(score_std, mean * persons.error)
+        return [persons, Total("events (of a person, the mean over their records)", value, error)]
+
     def list_corners(self, terms: int, *, is_first: bool) -> list[Corner]:
         """Return the distance of the typical count from 0 and from the largest, and its variance; later, the largest
         twice."""
@@ -335,6 +392,7 @@ class Survival(Family):
     ratio = "hazard ratio"
     unit = "log hazard"
     statsmodels = "sm.families.Poisson()"
+    same_errors = "coxph of R with cluster(), for many short intervals"
     early_blocks = (1.0, 0.5, 0.0)
     last_blocks = (0.92, 0.5, 0.08)
 
@@ -405,6 +463,19 @@ class Survival(Family):
     def first_curvature(self) -> float:
         """The typical cumulative hazard: the curvature of a record that is followed to the horizon."""
         return self.first_mean
+
+    def list_totals(
+        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
+    ) -> list[Total]:
+        """Return events, and the time at risk: expected events at the typical rate, divided by it."""
+        k, rate = len(curvature), self.first_mean / self.horizon
+        expected = float(curvature.sum())
+        return [
+            Total(
+                "events", float(score.sum()) + expected, math.sqrt(k) * math.hypot(score_std, curvature_std)
+            ),
+            Total("time at risk", expected / rate, math.sqrt(k) * curvature_std / rate),
+        ]
 
     def list_corners(self, terms: int, *, is_first: bool) -> list[Corner]:
         """Return the ends of what expected events c ≥ 0 of all intervals, Σc ≤ A, and at most one event d can be.

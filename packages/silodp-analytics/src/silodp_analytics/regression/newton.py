@@ -163,6 +163,18 @@ class Rounds:
         found[self.places] = triangle / self.roots
         return found + np.triu(found, 1).T
 
+    def read_release(self, total: Floats, noise_std: float, round_: int) -> Release:
+        """Return the blocks of one noisy sum (sum_size,) in their own units."""
+        by_g, by_h, by_m = self.factors(round_)
+        p, q = self.size, self.triangle
+        return Release(
+            total[:p] / by_g,
+            self._square(total[p : p + q] / by_h) * self.known,
+            None if by_m == 0 else self._square(total[p + q :] / by_m),
+            noise_std / by_g,
+            noise_std / by_h,
+        )
+
     def follow(self, sums: Floats, noise_std: float) -> Path:
         """Return where the noisy sums of the first iterations lead.
 
@@ -172,16 +184,7 @@ class Rounds:
         """
         path = Path(self, np.zeros(self.size))
         for round_, total in enumerate(sums):
-            by_g, by_h, by_m = self.factors(round_)
-            p, q = self.size, self.triangle
-            release = Release(
-                total[:p] / by_g,
-                self._square(total[p : p + q] / by_h) * self.known,
-                None if by_m == 0 else self._square(total[p + q :] / by_m),
-                noise_std / by_g,
-                noise_std / by_h,
-            )
-            path = path.step(release, round_)
+            path = path.step(self.read_release(total, noise_std, round_), round_)
         return path
 
 

@@ -7,15 +7,14 @@ by ε, and may be shared wherever the guarantee holds.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.report.formatting import render
 from silodp_analytics import sums
-from silodp_analytics.regression.families import INTERCEPT
+from silodp_analytics.regression.families import INTERCEPT, PERSONS
 from silodp_analytics.regression.predict import describe_inputs
-from silodp_analytics.regression.result import LOST, RegressionResult
+from silodp_analytics.regression.result import LOST, RegressionResult, format_error
 from silodp_analytics.regression.section import PAGE, RESULT
 
 if TYPE_CHECKING:
@@ -24,6 +23,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Of regression.json."""
+_WITHOUT = {
+    "primary_silo": "; without persons who have more records in another silo",
+    "records": "; persons with records in another silo count there, too",
+}
+"""Whose records a center's own fit should lack, by weighting."""
 _ALT = "Forest plot: coefficients with their intervals; the numbers are in the table."
 
 
@@ -43,7 +47,16 @@ def compose_regression(run: RunRecord, result: RegressionResult, pictures: Pictu
         picture_of=pictures.add("forest-plot", result.plot(), _ALT),
         check=write_check(result),
         lost=LOST,
-        exp=lambda value: math.exp(min(value, 690.0)),
+        error=format_error,
+        count=lambda value: f"{float(f'{value:.3g}'):,.0f}",
+        ranges=", ".join(
+            f"{one.column} {one.range[0]:g} to {one.range[1]:g}"
+            for one in result.method.features
+            if one.range
+        ),
+        persons=next((one.value for one in result.totals if one.what == PERSONS and one.value > 0), None),
+        lengths=", ".join(f"{one:.3g}" for one in result.method.rounds.scales),
+        level=f"{100 * result.method.interval:g}",
     )
     return {RESULT: json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", PAGE: page}
 
@@ -53,12 +66,22 @@ def write_check(result: RegressionResult) -> str:
     method, lines = result.method, []
     columns = ['"(intercept)": 1.0'] if INTERCEPT in method.family.baselines else []
     for one in method.features:
+        cells = f"table[{one.column!r}]"
         if one.categories:
+            cells += ".astype(str)"
+            # Cells of no category, missing ones too, would all count as the first category.
+            lines.append(f"assert {cells}.isin({list(one.categories)}).all()")
+            columns += [f"{name!r}: {cells} == {name.split('=', 1)[1]!r}" for name in one.columns]
+            continue
+        assert one.range is not None
+        number = f"{cells}.clip({one.range[0]:g}, {one.range[1]:g})"
+        if one.has_missing:
             columns += [
-                f"{name!r}: table[{one.column!r}] == {name.split('=', 1)[1]!r}" for name in one.columns
+                f"{one.column!r}: {number}.fillna({one.middle[0]:g})",
+                f"{one.columns[1]!r}: {cells}.isna()",
             ]
         else:
-            columns.append(f"{one.column!r}: table[{one.column!r}]")
+            columns.append(f"{one.column!r}: {number}")
     lines.append(f"X = pd.DataFrame({{{', '.join(columns)}}}, index=table.index).astype(float)")
     lines += [
         f"X[{name!r}] = {' * '.join(f'X[{part!r}]' for part in name.split(':'))}"
@@ -69,11 +92,12 @@ def write_check(result: RegressionResult) -> str:
         "person = table['person'].to_numpy()",
         "weight = 1 / table.groupby('person')['person'].transform('size').to_numpy()",
     ]
+    lines.append(f"assert table[{method.outcome!r}].notna().all()")
     own, y, further = method.family.write_check(method.outcome, method.event, method.time)
     return "\n".join(
         [
             "import numpy as np, pandas as pd, statsmodels.api as sm",
-            "# table: your records, `person` its column of keys",
+            f"# table: your records, `person` its column of keys{_WITHOUT.get(method.weighting, '')}",
             *lines,
             *own,
             f"fit = sm.GLM({y}, X, {method.family.statsmodels}, freq_weights=weight{further}).fit(",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from silodp._lazy import LazyModule
 from silodp.errors import SilodpError
 from silodp.parsing import refuse_malformed
-from silodp_analytics.regression.families import INTERCEPT
+from silodp_analytics.regression.families import INTERCEPT, Total
 from silodp_analytics.regression.method import Regression
 
 if TYPE_CHECKING:
@@ -66,6 +66,35 @@ class Coefficient:
             return None
         reach = float(stats.norm.ppf(0.5 + self.level / 2)) * self.standard_error
         return self.estimate - reach, self.estimate + reach
+
+    @property
+    def sampling_error(self) -> float:
+        """The part of the standard error that comes from the sampling of persons; squares of both parts add up."""
+        return self.standard_error * math.sqrt(1 - self.noise_share)
+
+    @property
+    def noise_error(self) -> float:
+        """The part of the standard error that is noise of the guarantee."""
+        return self.standard_error * math.sqrt(self.noise_share)
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Estimate and ends of the interval for readers; of a lost coefficient, the estimate alone."""
+        low, high = self.interval or (0.0, 2 * self.standard_error)
+        found = [format_by_width(value, high - low) for value in (self.estimate, low, high)]
+        return (found[0], found[1], found[2]) if self.interval else (found[0], "", "")
+
+    @property
+    def ratio_texts(self) -> tuple[str, str, str]:
+        """exp of estimate and interval for readers; none of a lost coefficient."""
+        if self.interval is None:
+            return "", "", ""
+        value, low, high = map(_exp, (self.estimate, *self.interval))
+        return (
+            format_by_width(value, high - low),
+            format_by_width(low, high - low),
+            format_by_width(high, high - low),
+        )
 
     @property
     def z(self) -> float | None:
@@ -121,6 +150,8 @@ class RegressionResult:
         silos: The number of silos.
         epsilon: ε by adversary; None where nothing is guaranteed.
         delta: δ.
+        noise_std: The standard deviation of the noise in each number of a sum.
+        totals: What the noisy sums say of all persons; () where their weights do not add up to 1.
     """
 
     method: Regression
@@ -130,6 +161,8 @@ class RegressionResult:
     epsilon: dict[str, float | None]
     delta: float | None
     baseline: tuple[Coefficient, ...] = ()
+    noise_std: float = 0.0
+    totals: tuple[Total, ...] = ()
 
     def with_guarantees(self, guarantees: Mapping[Adversary, Guarantee]) -> RegressionResult:
         """Return the result with ε by adversary."""
@@ -155,17 +188,28 @@ class RegressionResult:
     def estimand(self) -> str:
         """A sentence that says what the coefficients are of."""
         by = {
-            "primary_silo": "once, in the silo with most of their records, by the mean over their records there",
+            "primary_silo": "once, in the silo with most of their records (of equals, the first one), by the mean over "
+            "their records there",
             "uniform": "in every silo with the same weight, by the mean over their records there",
             "present": "with one weight in each silo where they have records, by the mean over their records there",
             "records": "once, by the mean over all their records",
         }[self.method.weighting]
         method = self.method
+        kind = type(method.family).__name__
         outcome = method.outcome + (f" = {method.event}" if method.event else "")
         outcome += f" (time: {method.time})" if method.time else ""
         return (
-            f"The coefficients of {method.family.unit} of {outcome} at which the mean score over persons is zero. "
-            f"Each person counts {by}."
+            f"{kind} regression of {outcome}, without terms for silos. Each person counts {by}. At the coefficients of "
+            f"{method.family.unit} the mean score over persons is zero (a score is the slope of a log likelihood)."
+        )
+
+    @property
+    def counted(self) -> str:
+        """The totals as a clause for readers, with the error that is noise; "" where there are none."""
+        return ", ".join(
+            f"{one.what} {format_by_width(one.value, one.error)}"
+            + (f" (noise of standard deviation {format_by_width(one.error, one.error)})" if one.error else "")
+            for one in self.totals
         )
 
     def table(self) -> pd.DataFrame:
@@ -216,6 +260,8 @@ class RegressionResult:
             "covariance": self.covariance.tolist(),
             "remarks": list(method.family.remarks),
             "baseline": [one.to_json() for one in self.baseline],
+            "noise_std": self.noise_std,
+            "totals": [asdict(one) for one in self.totals],
         }
 
     def plot(self) -> Figure:
@@ -227,29 +273,45 @@ class RegressionResult:
     def format(self) -> list[str]:
         """Return the lines of the terminal."""
         width = max(len(one.term) for one in (*self.shown, *self.baseline))
-        lines = [self.estimand, *self.method.family.remarks]
+        lines = [self.estimand, *([f"By the noisy sums: {self.counted}."] if self.totals else [])]
+        lines += self.method.family.remarks
         for one in self.shown:
-            start = f"  {one.term:<{width}}  {one.estimate:>10.4g} ± {one.standard_error:<9.3g}"
+            value, low, high = one.texts
+            start = f"  {one.term:<{width}}  {value:>10} ± {format_error(one.standard_error):<9}"
             if one.interval is None:
                 lines.append(f"{start} lost in the noise: {LOST[one.lost or 'noise']}")
                 continue
-            low, high = one.interval
             ratio = ""
             if self.ratio is not None and one in self.slopes:
-                ratio = f"  {self.ratio} {_exp(one.estimate):.3g} ({_exp(low):.3g} to {_exp(high):.3g})"
+                ratio = "  {} {} ({} to {})".format(self.ratio, *one.ratio_texts)
             p = one.p_text if one.p_text.startswith("<") else f"= {one.p_text}"
-            lines.append(
-                f"{start} ({low:.4g} to {high:.4g})  p {p}{ratio}  {one.noise_share:.0%} of the variance is noise"
-            )
+            parts = f"sampling {format_error(one.sampling_error)}, noise {format_error(one.noise_error)}"
+            lines.append(f"{start} ({low} to {high})  p {p}{ratio}  {parts}")
         if self.baseline:
             lines.append("Rates in the middle of all ranges and in the first categories:")
         for one in self.baseline:
             if one.interval is None:
                 lines.append(f"  {one.term:<{width}}  lost in the noise: {LOST[one.lost or 'noise']}")
                 continue
-            rate, low, high = map(_exp, (one.estimate, *one.interval))
-            lines.append(f"  {one.term:<{width}}  {rate:>10.4g} ({low:.4g} to {high:.4g})")
+            rate, low, high = one.ratio_texts
+            lines.append(f"  {one.term:<{width}}  {rate:>10} ({low} to {high})")
         return lines
+
+
+def format_by_width(value: float, width: float) -> str:
+    """Return a number with two figures of the width of its interval: 1.0284 for a width of 0.0040."""
+    if not 0 < width < math.inf:
+        return f"{value:.4g}"
+    places = 1 - math.floor(math.log10(width))
+    if places <= 8 and abs(value) < 1e7:
+        return f"{value:.{max(places, 0)}f}"
+    figures = math.floor(math.log10(max(abs(value), width))) + places + 1
+    return f"{value:.{min(max(figures, 2), 15)}g}"
+
+
+def format_error(error: float) -> str:
+    """Return a standard error with three figures."""
+    return format_by_width(error, error / 10)
 
 
 def _exp(value: float) -> float:
@@ -293,8 +355,14 @@ def compute_result(
     of_baselines = np.eye(k, design.size) + design.middle
     baseline = () if design.baselines == (INTERCEPT,) else describe(design.baselines, of_baselines)
     coefficients = describe(design.names, np.eye(design.size))
+    totals: list[Total] = []
+    if method.weighting in ("primary_silo", "records"):  # a person's weights add up to 1
+        first = method.rounds.read_release(sums[0], noise_std, 0)
+        curvature = first.curvature.diagonal()[:k]
+        totals = family.list_totals(first.score[:k], curvature, first.score_std, first.curvature_std)
+    covariance = change @ fit.covariance @ change.T
     return RegressionResult(
-        method, coefficients, change @ fit.covariance @ change.T, silos, {}, None, baseline
+        method, coefficients, covariance, silos, {}, None, baseline, noise_std, tuple(totals)
     )
 
 

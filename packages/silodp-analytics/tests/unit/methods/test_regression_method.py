@@ -29,6 +29,8 @@ from silodp_analytics.regression.config import derive_regression
 from silodp_analytics.regression.families import Family, Linear, Logistic, Poisson, Survival
 from silodp_analytics.regression.method import Regression
 from silodp_analytics.regression.newton import LAST, Rounds
+from silodp_analytics.regression.page import write_check
+from silodp_analytics.regression.result import format_by_width
 from support.clinics import KINDS, draw_clinics, write_clinics
 from support.refusals import refused
 from support.regressions import at_home, derive, fit, iterate, make_rounds
@@ -325,6 +327,87 @@ def test_in_double_precision_statsmodels_finds_the_same_to_eight_digits(family: 
         )
     assert np.add(found.theta, [start, 0, 0, 0]) * scale == pytest.approx(other.params, rel=1e-8, abs=1e-10)
     assert found.covariance * scale**2 == pytest.approx(other.cov_params(), rel=1e-8, abs=1e-12)
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_a_center_finds_the_same_of_limited_and_missing_numbers(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("statsmodels.api")
+    frame = draw_clinics(300, records=3, most_silos=2)
+    frame.loc[frame.index % 7 == 0, "age"] = np.nan
+    path = write_clinics(tmp_path, frame, family=family, asked=SILENT.replace("12", "25"))
+    path.write_text(
+        path.read_text()
+        .replace("[data.schema]", '[data.schema]\nout_of_range = "clip"')
+        .replace("age = [18, 98]", 'age = { range = [18, 90], missing = "indicator" }')
+    )
+    result = fit(derive_regression(load_config(path)))
+    known: dict[str, Any] = {"table": at_home(frame).rename(columns={"patient": "person"})}
+    with pytest.warns(match="freq_weights"):  # they are no whole numbers
+        exec(write_check(result).replace("print(fit.summary())", ""), known)
+    assert (known["table"].age > 90).any()
+    assert list(known["fit"].params.index) == [one.term for one in result.coefficients]
+    assert [one.estimate for one in result.coefficients] == pytest.approx(
+        known["fit"].params.to_numpy(), rel=1e-4, abs=1e-5
+    )
+    assert [one.standard_error for one in result.coefficients] == pytest.approx(
+        known["fit"].bse.to_numpy(), rel=1e-4
+    )
+    known["table"].loc[known["table"].index[0], "stage"] = None
+    with pytest.raises(AssertionError):
+        exec(write_check(result), known)
+
+
+@pytest.mark.parametrize("noise", ["noise_multiplier = 0.0", "noise_multiplier = 9.0"])
+@pytest.mark.parametrize("family", ["logistic", "linear", "poisson", "survival"])
+def test_the_page_counts_persons_and_events(family: str, noise: str, tmp_path: Path) -> None:
+    frame = draw_clinics(900, records=3, most_silos=2)
+    result = fit(derive(tmp_path, frame, family=family, asked=noise, residual="2.5", hazard="40"))
+    home = at_home(frame)
+    if family == "survival":
+        late = home.months > 30
+        event, months = (home.died == 1) & ~late, home.months.clip(upper=30)
+        count = home.groupby("patient").patient.transform("size")
+        expected = [(event / count).sum(), (months / count).sum()]
+    else:
+        y = (home.readmitted == "yes") if family == "logistic" else home.days
+        mean = y.groupby(home.patient).mean()
+        within = (abs(home.days - 3) <= 2.5).groupby(home.patient).mean()
+        expected = [within.sum()] if family == "linear" else [len(mean), mean.sum()]
+    assert len(result.totals) == len(expected)
+    for one, value in zip(result.totals, expected, strict=True):
+        # Without noise rounded times and outcomes are left; seven errors of noise are hardly ever exceeded.
+        assert abs(one.value - value) <= 7 * one.error + 1e-4 * value
+        assert (one.error > 0) == ("9.0" in noise)
+    assert "By the noisy sums" in "".join(result.format())
+
+
+def test_totals_have_the_stated_error() -> None:
+    rng, rounds = np.random.default_rng(2), Rounds(3, 2, Logistic(typical=0.3), 4)
+    found = []
+    for _ in range(400):
+        release = rounds.read_release(rng.normal(0, 5.0, rounds.sum_size), 5.0, 0)
+        totals = rounds.family.list_totals(
+            release.score[:1], release.curvature.diagonal()[:1], release.score_std, release.curvature_std
+        )
+        found.append([one.value / one.error for one in totals])
+    assert np.std(found, axis=0) == pytest.approx([1, 1], abs=0.12)
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        (1.02843, 0.0040, "1.0284"),
+        (1.3737, 0.25, "1.37"),
+        (9109.3, 85.0, "9109"),
+        (-2.4, 0.28, "-2.40"),
+        (1.23456e9, 2e7, "1.235e+09"),
+        (1.23e-12, 4e-14, "1.23e-12"),
+        (0.5, 0.0, "0.5"),
+        (0.00099, 0.000099, "0.000990"),
+    ],
+)
+def test_a_number_has_two_figures_of_its_interval(value: float, width: float, text: str) -> None:
+    assert format_by_width(value, width) == text
 
 
 def test_with_several_silos_the_errors_are_those_of_the_sum_over_silos(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ Weighting = Literal["uniform", "present", "records", "primary_silo"]
 
 _DISCLOSED = {
     "present": "in which silos each person has records",
-    "records": "each person's record counts",
-    "primary_silo": "each person's record counts",
+    "records": "how many records each person has in each silo",
+    "primary_silo": "how many records each person has in each silo",
 }
 
 
@@ -486,7 +486,7 @@ class UldpAvg(base.Method):
         if view.counts_disclosed and self.needs_counts:
             by = "by records" if self.weighting == "records" else f"'{self.weighting}'"
             return events.NonPrivate(
-                f"counts disclosed: weighting {by} in clear shows it {_DISCLOSED[self.weighting]}"
+                f"counts disclosed: weighting {by} tells it, without noise, {_DISCLOSED[self.weighting]}"
             )
         if view.unknown_shares < 1:
             return base.ALL_NOISE_KNOWN
