@@ -252,7 +252,10 @@ class Design:
         for part in self.parts:
             product = np.ones((count, 1))
             for one in part:
-                product = (product[:, :, None] * scaled[one.column][:, None, :]).reshape(count, -1)
+                by = scaled[one.column]
+                # No -1: a silo may have no record of a person who counts there.
+                width = product.shape[1] * by.shape[1]
+                product = (product[:, :, None] * by[:, None, :]).reshape(count, width)
             columns.append(product)
         return np.concatenate(columns, axis=1)
 

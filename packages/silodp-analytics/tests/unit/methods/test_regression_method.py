@@ -428,6 +428,21 @@ def test_with_several_silos_the_errors_are_those_of_the_sum_over_silos(tmp_path:
     assert result.covariance == pytest.approx(expected, rel=1e-4, abs=1e-9)
 
 
+@pytest.mark.parametrize("family", ["logistic", "linear", "poisson", "survival"])
+def test_a_silo_where_nobody_counts_takes_part(family: str, tmp_path: Path) -> None:
+    """Each of its patients has more records elsewhere."""
+    frame = draw_clinics(150)
+    frame.loc[frame.hospital == "west", "hospital"] = "north"
+    twice = pd.concat([frame, frame])
+    asked = SILENT.replace("12", "25")
+    found = []
+    for step in (5, 10):  # other patients in the west
+        few = frame[frame.index % step == 0].assign(hospital="west")
+        result = fit(derive(tmp_path, pd.concat([twice, few]), family=family, asked=asked))
+        found.append([one.estimate for one in result.coefficients])
+    assert found[0] == found[1]
+
+
 def test_residuals_beyond_the_bound_count_as_the_bound(tmp_path: Path) -> None:
     frame = draw_clinics(120)
     result = fit(derive(tmp_path, frame, family="linear", asked=SILENT.replace("12", "30"), residual="1.5"))

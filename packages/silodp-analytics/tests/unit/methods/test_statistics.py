@@ -125,6 +125,19 @@ def replace_features(federation: Federation, names: tuple[str, ...]) -> Federati
     return Federation(federation.silos, federation.users, federation.test, classes=2, features=names)
 
 
+def test_a_silo_where_nobody_counts_takes_part(tmp_path: Path) -> None:
+    """Each of its patients has more records elsewhere."""
+    frame = draw_wards(60, most_silos=1)
+    frame.loc[frame.hospital == "west", "hospital"] = "north"
+    found = []
+    for step in (5, 10):  # other patients in the west
+        few = frame[frame.index % step == 0].assign(hospital="west")
+        noise = SILENT + '\nweighting = "primary_silo"'
+        counted = count(derive(tmp_path, pd.concat([frame, frame, few]), noise=noise))
+        found.append([one["counts"] for one in counted["tables"]])
+    assert found[0] == found[1]
+
+
 def test_masked_counts_are_plain_ones_up_to_the_grid(tmp_path: Path) -> None:
     resolved = derive(tmp_path, draw_wards(60, records=3), noise="noise_multiplier = 1e-4")
     federation = resolved.load_federation()

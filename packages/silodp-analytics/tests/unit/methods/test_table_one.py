@@ -231,6 +231,18 @@ def test_no_row_of_a_table_is_clipped(
             assert chunk.factors.numpy() == pytest.approx(1.0, abs=1e-12)
 
 
+def test_a_silo_where_nobody_counts_takes_part(tmp_path: Path) -> None:
+    """Each of its patients has more records elsewhere."""
+    frame = draw_trial(60, silos=1)
+    frame.loc[frame.silo == SILOS[2], "silo"] = SILOS[0]
+    found = []
+    for step in (5, 10):  # other patients in the last silo
+        few = frame[frame.index % step == 0].drop_duplicates("patient").assign(silo=SILOS[2])
+        counted = count(derive(tmp_path, pd.concat([frame, frame, few]), weighting='"primary_silo"'))
+        found.append([(row.label, row.cells) for row in read(counted).rows])
+    assert found[0] == found[1]
+
+
 def test_every_part_has_the_same_bound(tmp_path: Path) -> None:
     """A record at the end of a range moves a mean by 1.5, so its cells are divided by it."""
     method: Any = derive(tmp_path, draw_trial(5)).method
