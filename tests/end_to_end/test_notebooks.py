@@ -24,7 +24,7 @@ def test_a_notebook_is_stored_without_results(path):
 
 
 def test_there_are_notebooks():
-    assert {path.stem for path in NOTEBOOKS} >= {"own-tables", "own-model", "survival"}
+    assert {path.stem for path in NOTEBOOKS} >= {"own-tables", "own-model", "survival", "odds-ratios"}
 
 
 @pytest.mark.slow
