@@ -155,10 +155,9 @@ class CountTable(Settings):
         bins = torch.searchsorted(self._score_edges(), scores)  # the number of edges below the score
         if self.kind == "scores":
             return (targets.long() * self.bins + bins)[:, None]
-        # A time equal to an edge belongs to the bin above it.
-        times = torch.searchsorted(
-            torch.tensor(self.times, dtype=torch.float64), targets[:, 1].double(), right=True
-        )
+        # A time equal to an edge belongs to the bin above it; in single precision, as times of records are.
+        edges = torch.tensor(self.times, dtype=torch.float32)
+        times = torch.searchsorted(edges, targets[:, 1].float().contiguous(), right=True)
         return ((times * 2 + (targets[:, 0] > 0)) * self.bins + bins)[:, None]
 
     def _find_place_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:

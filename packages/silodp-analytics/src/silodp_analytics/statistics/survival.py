@@ -145,7 +145,8 @@ class Survival(Statistic):
     def find_entries(self, records: Records) -> Entries:
         """Return the cell of every record; a time equal to an edge belongs to the bin above it."""
         y = records[1]
-        bins = np.searchsorted(np.asarray(self.times), y[:, 1].astype(np.float64), side="right")
+        # In single precision, as times of records are: else 6.1 would lie below an edge of 6.1.
+        bins = np.searchsorted(np.asarray(self.times, np.float32), y[:, 1].astype(np.float32), side="right")
         groups = 0 if self.by is None else self.by.find_entries(records)[0][:, 0]
         return fall_into_one((groups * (len(self.times) + 1) + bins) * 2 + (y[:, 0] > 0))
 

@@ -125,6 +125,19 @@ def replace_features(federation: Federation, names: tuple[str, ...]) -> Federati
     return Federation(federation.silos, federation.users, federation.test, classes=2, features=names)
 
 
+def test_a_time_at_an_edge_belongs_to_the_bin_above_it(tmp_path: Path) -> None:
+    """Times of records are in single precision, in which 6.1 is less than the double 6.1."""
+    frame = draw_wards(60, most_silos=1)
+    frame["days"] = np.resize([6.1, 6.05, 12.3, 0.7], len(frame))
+    path = write_wards(tmp_path, frame, noise=SILENT)
+    path.write_text(path.read_text().replace("times = [60, 120, 240, 480, 720]", "times = [0.7, 6.1, 12.3]"))
+    resolved = derive_statistics(load_config(path))
+    table = next(one for one in count(resolved)["tables"] if one["kind"] == "survival")
+    of_bins = np.reshape(table["counts"], (2, 4, 2)).sum((0, 2))
+    each = len(frame) / 4
+    assert of_bins.tolist() == pytest.approx([0, 2 * each, each, each])
+
+
 def test_a_silo_where_nobody_counts_takes_part(tmp_path: Path) -> None:
     """Each of its patients has more records elsewhere."""
     frame = draw_wards(60, most_silos=1)

@@ -195,6 +195,14 @@ def test_survival_with_a_bin_for_each_time_is_exact() -> None:
     assert found.value == pytest.approx(concordance(hazard, targets), abs=1e-12)
 
 
+def test_a_time_at_an_edge_belongs_to_the_bin_above_it() -> None:
+    """In single precision 6.1 is less than the double 6.1."""
+    table = CountTable("survival", bins=4, times=(0.7, 6.1))
+    targets = torch.tensor([[1.0, 0.7], [1.0, 6.1], [1.0, 6.05]])
+    counts = count(table, torch.zeros(3), targets).reshape(3, 2, 4).sum(dim=(1, 2))
+    assert counts.tolist() == [0, 2, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scores", "survival", "numbers"])
 def test_the_standard_error_is_that_of_the_noise(kind: str) -> None:
