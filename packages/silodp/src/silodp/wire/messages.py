@@ -86,6 +86,10 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the bytes on the wire: safetensors, with the plain part as a JSON header."""
+        return self._encoded
+
+    @cached_property  # an answer is stored, and then signed
+    def _encoded(self) -> bytes:
         header = {name: getattr(self, name) for name in _HEADER}
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         blobs = {_BLOB + name: np.frombuffer(blob, dtype=np.uint8) for name, blob in self.blobs.items()}
