@@ -26,7 +26,17 @@ from silodp.accounting.views import Unit
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_state import call_model, copy_model, keep_modes, model_error, seed_torch, set_mode
+from silodp.training import packed
+from silodp.training.batching import compute_otherwise, keep_checkpoints
+from silodp.training.model_state import (
+    call_model,
+    choose_value_free_branches,
+    copy_model,
+    keep_modes,
+    model_error,
+    seed_torch,
+    set_mode,
+)
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -410,6 +420,14 @@ class ReplaceFunctions(TorchFunctionMode):
 class _ReplaceKernels(ReplaceFunctions):
     """Calls functions that vmap can run in place of those that it cannot."""
 
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except RuntimeError as problem:
+            return compute_otherwise(problem, func, args, kwargs or {})
+
 
 def _look_up(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, *options: Any, **named: Any
@@ -495,8 +513,15 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
         yield  # they are chosen already
         return
     groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
-    replaced = _ReplaceKernels(_REPLACED | groups)
-    with ExitStack() as kernels, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), replaced:
+    replaced = _ReplaceKernels(_REPLACED | packed.REPLACED | groups)
+    with (
+        ExitStack() as kernels,
+        warnings.catch_warnings(),
+        sdpa_kernel(SDPBackend.MATH),
+        choose_value_free_branches(),
+        keep_checkpoints(),
+        replaced,
+    ):
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.
         if _has_layer(model, nn.LSTM):

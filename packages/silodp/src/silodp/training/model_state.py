@@ -31,6 +31,21 @@ def call_model(model: nn.Module, x: Any) -> Any:
     return model(**x) if isinstance(x, NamedArrays) else model(x)
 
 
+@contextmanager
+def choose_value_free_branches() -> Iterator[None]:
+    """Let models take the branches that they have for compilers, which look at no value of a tensor.
+
+    Many leave an attention mask out where it hides nothing, which only a look at it can say. Whoever wrote such a
+    branch asks `torch.compiler.is_compiling`, and computes the same where it is so.
+    """
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 def describe_failures(model: nn.Module) -> AbstractContextManager[None]:
     """Raise an error that names the model in place of whatever it raises, except for a `SilodpError`."""
     return describe_raised(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ _EVERY_ARGUMENT = ("flip", "movedim", "permute", "swapaxes", "swapdims", "transp
 _RESHAPED = ("flatten", "ravel", "reshape", "reshape_as", "view", "view_as")
 _REPEATED = ("broadcast_to", "expand", "expand_as", "new_ones", "new_zeros", "repeat", "tile")
 _MULTIPLIED = ("bmm", "matmul")
+# The least number of dimensions with which tensors are joined along another one than the first.
+_JOINED = {"column_stack": 1, "dstack": 2, "hstack": 2}
 # The least number of dimensions of the first argument, or with `d` at the end of the name the only one.
 _FIRST: dict[str, int] = {
     "embedding": 1, "group_norm": 2, "instance_norm": 3, "interpolate": 3, "layer_norm": 1, "linear": 2, "one_hot": 1,
@@ -79,7 +82,7 @@ _FIRST: dict[str, int] = {
                      "max_pool")
     },
 }  # fmt: skip
-_NAMED = (*_POINTWISE, *_ALONG, *_RESHAPED, *_REPEATED, *_MULTIPLIED, *_FIRST, "einsum", "getitem")
+_NAMED = (*_POINTWISE, *_ALONG, *_RESHAPED, *_REPEATED, *_MULTIPLIED, *_JOINED, *_FIRST, "einsum", "getitem")
 _NAMES: dict[Any, str] = {
     getattr(place, name): name for place in (operator, torch, F) for name in _NAMED if hasattr(place, name)
 }
@@ -117,10 +120,15 @@ def _prove(model: nn.Module, x: Any) -> bool:
     try:
         copied = model_state.copy_model(model)
         with model_state.seed_torch(device, 0):
-            for mode in (True, False):
+            # Where many users are computed at once, in train mode, a model may take other branches.
+            for mode, branches in (
+                (True, nullcontext),
+                (False, nullcontext),
+                (True, model_state.choose_value_free_branches),
+            ):
                 model_state.set_mode(copied, mode)
                 before = Snapshot({"model": copied})
-                with torch.set_grad_enabled(mode):
+                with torch.set_grad_enabled(mode), branches():
                     _prove_mode(copied, x)
                 before.refuse_changes()
     except Exception:  # whatever torch or the model raises on placeholders, nothing is proven
@@ -377,6 +385,9 @@ def _apply_rule(name: str, node: fx.Node, of_rows: Sequence[fx.Node], rows: int)
             safe = _count_dims(constant) <= 2 or (_count_dims(constant) == dims and broadcasts)
             safe &= dims >= (2 if first in of_rows else 3)
         if safe:
+            return rows
+    elif name in _JOINED:
+        if alike and dims >= _JOINED[name]:
             return rows
     elif name == "einsum":
         if isinstance(first, str) and _keeps_letters(first, args[1:], of_rows):

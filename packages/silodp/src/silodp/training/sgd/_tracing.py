@@ -249,6 +249,8 @@ def _is_random_or_writes(node: fx.Node) -> bool:
 
 def _has_size_of_values(node: fx.Node) -> bool:
     """Return whether the size of a result depends on values, as that of an index of booleans does."""
+    if node.target == _aten._pack_padded_sequence.default:  # torch does not tag it
+        return True
     if node.target == _aten.index.Tensor:
         return any(one.meta["val"].dtype == torch.bool for one in node.all_input_nodes[1:])
     return isinstance(node.target, torch._ops.OpOverload) and _CHANGES_SIZE in node.target.tags
