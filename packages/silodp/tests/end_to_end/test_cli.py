@@ -119,6 +119,31 @@ def test_a_model_that_the_noise_hides_is_named(silodp: Silodp, config: Path) -> 
     assert f"{ratio:.2g} times" in done.err
 
 
+LOOPED = """
+import torch
+
+class Branches(torch.nn.Linear):
+    def forward(self, x):
+        return torch.stack([super(Branches, self).forward(r * (2 if r[0].item() > 0 else 1)) for r in x])
+
+def build():
+    return Branches(INPUTS, OUTPUTS)
+"""
+
+
+def test_a_model_that_trains_one_person_after_another_is_named_with_its_price(
+    silodp: Silodp, config: Path
+) -> None:
+    spec = load_config(config).build_public_spec()[0]
+    code = LOOPED.replace("INPUTS", str(*spec.data.record_shape))
+    Path("slow.py").write_text(code.replace("OUTPUTS", str(1 if "binary" in spec.model.loss else 2)))
+    found = silodp("plan", config, "--set", "task.model=slow.py:build", "--json")
+    assert found.status == 0, found.err
+    (remark,) = [one for one in found.json["remarks"] if "one person after another" in one]
+    assert float(remark.partition("takes about ")[2].split()[0]) > 0.5
+    assert not [one for one in silodp("plan", config, "--json").json["remarks"] if "after another" in one]
+
+
 # --- run ----------------------------------------------------------------------------------------------------
 
 

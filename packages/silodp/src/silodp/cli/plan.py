@@ -79,6 +79,7 @@ def plan(
         )
     if not any(found["private"] for found in result["adversaries"].values()):
         remarks = []  # without any guarantee, there is no δ to speak of
+    remarks += filter(None, [resolved.describe_loop(users)])
     lines += [f"  ({remark})" for remark in remarks]
     if not assumed and (warning := warn_of_noise(spec)) is not None:
         log(f"warning: {warning}")

@@ -26,7 +26,7 @@ from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
 from silodp.plugins import find_reference, import_reference, refuse_plugins
-from silodp.runtime.inspection import describe_model
+from silodp.runtime.inspection import describe_loop, describe_model
 from silodp.runtime.prepare import prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 from silodp.text import join_names
@@ -125,13 +125,27 @@ class ResolvedRun(RunSettings):
         Raises:
             SilodpError: the public list of users cannot be read, or budgets cannot be met.
         """
-        data = self.read_public_data(users)
-        is_assumed = data.users is None
-        data = replace(data, users=ASSUMED_USERS) if is_assumed else data
+        data, is_assumed = self._read_with_users(users)
         # To build a model only to count its parameters takes seconds: torch is imported.
         model = describe_standard_model(data, self.dataset, self.config.task)
         model = model or describe_model(self.build_task(data))
         return self.assemble_spec(data, model).calibrate(), is_assumed
+
+    def _read_with_users(self, users: int | None) -> tuple[PublicData, bool]:
+        """Return public facts with a number of users, and whether it is `ASSUMED_USERS`."""
+        data = self.read_public_data(users)
+        return (replace(data, users=ASSUMED_USERS), True) if data.users is None else (data, False)
+
+    def describe_loop(self, users: int | None = None) -> str | None:
+        """Return the sentence about a model that trains one unit after another, with its price; None where it does not.
+
+        Args:
+            users: As in `build_public_spec`.
+        """
+        data, _ = self._read_with_users(users)
+        if describe_standard_model(data, self.dataset, self.config.task) is not None:
+            return None  # without an import of torch
+        return describe_loop(data, self.build_task(data), self.method)
 
     # --- privacy budgets of records and persons ---
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from silodp.accounting.views import Unit
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.aggregators.series import Series
 from silodp.data.public import PublicData
@@ -79,6 +80,36 @@ def inspect_model(data: PublicData, task: Task, method: Method, series: Iterable
     for one in series:
         one.check_task(data, task, x, y)
     return describe_model(task)
+
+
+def describe_loop(data: PublicData, task: Task, method: Method) -> str | None:
+    """Return the sentence about a model that trains one unit after another, with its price; None where it does not.
+
+    Nor does a model that fails have one: `inspect_model` says why. The reason is logged.
+
+    Args:
+        data: Public facts of the federation.
+        task: Model and loss; they are tried on made-up records.
+        method: The method that trains the model.
+    """
+    from silodp.training.gradients import measure_loop
+    from silodp.training.made_up import make_up_records
+
+    unit: Unit = "record" if method.clips_records else "user"
+    try:
+        x, y = task.tensors(*make_up_records(data))
+        task.use_examples(x, y)
+        price = measure_loop(unit, task, x, y)
+    except SilodpError:
+        return None
+    if price is None:
+        return None
+    who = "record" if unit == "record" else "person"
+    return (
+        f"{type(task.model).__name__} with loss '{task.loss.name}' is computed for one {who} after another, which "
+        f"takes about {price:.2g} times as long as a pass without privacy over as many records (a measurement on 20 "
+        "made-up records, on this machine)"
+    )
 
 
 def describe_model(task: Task) -> ModelSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -328,6 +329,48 @@ def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilde
         return slow
 
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
+
+
+def measure_loop(unit: Unit, task: Task, x: Any, y: Tensor) -> float | None:
+    """Return the price of gradients that are computed one after another; None where they are computed at once.
+
+    It is their time on made-up records, as a multiple of that of one pass without privacy over the same records: four
+    users with five records each, or twenty records.
+
+    Args:
+        unit: Whether gradients are those of users, or of single records.
+        task: The model and the loss.
+        x: Records (n, ...) of the kind to come, of which no value is looked at.
+        y: Their targets (n, ...).
+
+    Raises:
+        SilodpError: ordinary autograd cannot take the gradient of one user or record either.
+    """
+    builder = select_gradient(unit, task, x, y)
+    if not is_looped(builder):
+        return None
+    users, records = 4, 5
+    params = task.unflatten(task.flatten(task.model))
+    everyone = torch.ones(users * records, dtype=task.dtype, device=task.device)
+    whole = (*task.repeat_examples(x, y, users * records), everyone)
+    each: Sequence[Any] = (params, *whole[:2])
+    if unit == "user":
+        rows = [p.expand(users, *p.shape) for p in params]
+        each = (rows, *task.repeat_examples(x, y, users, records), everyone.reshape(users, records))
+    separate, together = builder(task), build_plain_gradient(task)
+    with seed_torch(task.device, 0):
+        times = [_time(lambda: separate(*each)), _time(lambda: together(params, *whole))]
+    return times[0] / times[1]
+
+
+def _time(compute: Callable[[], Any]) -> float:
+    """Return the seconds of a computation: the least of two, after one that is not counted."""
+    found = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        compute()
+        found.append(time.perf_counter() - begin)
+    return min(found[1:])
 
 
 def computes_alike(task: Task, other: Task, x: Any, y: Tensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, _VF
+from torch import _VF, Tensor
 
 
 class _Lengths(Tensor):
