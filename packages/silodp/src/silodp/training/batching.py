@@ -78,9 +78,8 @@ def _widen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _is_shared(target: Tensor) -> bool:
     """Return whether another tensor or array may lie in the memory of this one."""
-    storage = target.untyped_storage()
-    # One count is that of the line above.
-    return bool(target._is_view()) or torch._C._storage_Use_Count(storage._cdata) > 2
+    storage = target.untyped_storage()  # which counts as one, and the tensor as another
+    return bool(torch._C._storage_Use_Count(storage._cdata) > 2)
 
 
 @contextmanager

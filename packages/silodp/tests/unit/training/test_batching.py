@@ -260,3 +260,61 @@ class Mixes(nn.Module):
 
 def test_a_branch_for_compilers_is_proven_too():
     assert not is_per_record(Task(Mixes(), cross_entropy()), torch.randn(4, 3))
+
+
+def masked_bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kind = transformers.BertConfig(**sizes, intermediate_size=8, max_position_embeddings=4)
+    kind.hidden_dropout_prob = kind.attention_probs_dropout_prob = 0.0
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = transformers.BertModel(kind, add_pooling_layer=False)
+            self.last = nn.Linear(8, 2)
+
+        def forward(self, x):
+            ids = (2 * x.abs()).long().clamp(max=4)
+            ids = torch.cat([torch.ones_like(ids[:, :1]), ids], 1)
+            return self.last(self.body(ids, attention_mask=(ids > 0).long()).last_hidden_state[:, 0])
+
+    return Reads()
+
+
+def tabm() -> nn.Module:
+    made = pytest.importorskip("tabm").TabM.make(
+        n_num_features=3, d_out=2, n_blocks=1, d_block=8, k=3, dropout=0.0
+    )
+
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = made
+
+        def forward(self, x):
+            return self.inside(x).mean(1)
+
+    return Averages()
+
+
+def solver() -> nn.Module:
+    odeint = pytest.importorskip("torchdiffeq").odeint
+
+    class Solves(Integrates):
+        def forward(self, x):
+            times = torch.linspace(0, 1, 4, dtype=x.dtype)
+            return self.last(odeint(lambda _, state: self.slope(state), x, times, method="rk4")[-1])
+
+    return Solves()
+
+
+@pytest.mark.parametrize("make", [masked_bert, tabm, solver])
+def test_models_of_libraries_train_at_once(make):
+    torch.manual_seed(0)
+    task = Task(make().double(), cross_entropy())
+    x, y, user = ragged([4, 1, 0, 7, 3], 1)
+    assert not is_looped(select_gradient("user", task, *task.tensors(x, y)))
+    for local in (LocalTraining(0.1, 2), LocalTraining(0.01, 12, 2)):
+        given = task, task.initial(1), x, y, user, local, 2
+        assert_equal_updates(updates(*given), looped(*given), 1e-9)
