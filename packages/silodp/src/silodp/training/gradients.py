@@ -70,6 +70,7 @@ _LOOPED = (
 _TOLERANCE = 1e-3
 # Records of a step of a convolutional model from which users train one after another (`find_min_to_loop`).
 _MIN_TO_LOOP = 16
+_MOST_OF_LSTM = 64  # numbers of a state, up to which many users run at once (`_has_fused_recurrence`)
 
 
 def build_user_gradient(task: Task) -> Gradient:
@@ -157,6 +158,17 @@ def find_min_to_loop(task: Task) -> int | None:
     """
     has_any = _has_layer(task.model, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return _MIN_TO_LOOP if task.device.type == "cpu" and has_any else None
+
+
+def _has_fused_recurrence(task: Task) -> bool:
+    """Return whether recurrent layers take less time for one user after another, by kernels that vmap does not have.
+
+    On a CPU oneDNN has some for an LSTM, which win where states are large. On a GPU, all layers keep cuDNN's.
+    """
+    layers = [layer for layer in task.model.modules() if isinstance(layer, nn.RNNBase)]
+    if task.device.type != "cpu":
+        return bool(layers)
+    return any(isinstance(layer, nn.LSTM) and layer.hidden_size > _MOST_OF_LSTM for layer in layers)
 
 
 def _has_layer(model: nn.Module, *kinds: type[nn.Module]) -> bool:
@@ -303,7 +315,8 @@ def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilde
     def select() -> GradientBuilder:
         tried = _list_tried(unit, task, x, y)
         *fast, slow = _BUILDERS[unit]
-        reason = ""
+        is_slower = _has_fused_recurrence(task)
+        fast, reason = [] if is_slower else fast, ""
         with seed_torch(task.device, 0):
             for builder in fast:
                 try:
@@ -325,7 +338,8 @@ def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilde
                     "model.no_gradient",
                 ) from error
         shown = type(task.model).__name__, task.loss.name, reason
-        task.engine.get("announced", lambda: _log.warning(_LOOPED, *shown))
+        if not is_slower:
+            task.engine.get("announced", lambda: _log.warning(_LOOPED, *shown))
         return slow
 
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)

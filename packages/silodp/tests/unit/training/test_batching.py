@@ -218,6 +218,16 @@ def test_gradients_of_records_are_those_of_autograd(name):
     assert torch.allclose(found, torch.stack(wanted), atol=1e-10)
 
 
+@pytest.mark.parametrize(("kind", "size", "expected"), [(nn.LSTM, 64, 0), (nn.LSTM, 65, 1), (nn.GRU, 65, 0)])
+def test_layers_with_faster_kernels_for_one_user_run_for_one_after_another(kind, size, expected, caplog):
+    model = Recurs(kind)
+    model.inside, model.last = kind(1, size, batch_first=True), nn.Linear(size, 2)
+    task = Task(model, cross_entropy())
+    x, y, _ = ragged([4], 1)
+    found = [is_looped(select_gradient(unit, task, *task.tensors(x, y))) for unit in ("user", "record")]
+    assert (found, caplog.records) == ([expected] * 2, [])
+
+
 @pytest.mark.parametrize(
     ("join", "is_apart"),
     [
