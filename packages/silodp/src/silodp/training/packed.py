@@ -21,7 +21,7 @@ class _Lengths(Tensor):
     lengths: Tensor
     count: int
     # What is computed of the sizes is an ordinary tensor: a trace would not see through one of this class.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __getitem__(self, place: Any) -> Any:
         """Return the number of sequences, as a number: layers ask for it, and a trace has no values."""
@@ -48,7 +48,7 @@ def _unpack(
             data, sizes, batch_first, padding_value, total_length
         )
         return padded
-    steps = data.unflatten(0, (-1, sizes.count))
+    steps = data.unflatten(0, (-1, sizes.count))  # type: ignore[no-untyped-call]
     here = _list_running(sizes).reshape(*steps.shape[:2], *[1] * (steps.dim() - 2))
     steps = torch.where(here, steps, padding_value)
     if total_length > len(steps):
@@ -90,7 +90,7 @@ def _run_layers(
     each = len(weights) // (layers * directions)
     if each > 2 + 2 * has_biases:
         raise RuntimeError("vmap: packed sequences have no rule for projections (proj_size)")
-    running, x = _list_running(sizes), data.unflatten(0, (-1, sizes.count))
+    running, x = _list_running(sizes), data.unflatten(0, (-1, sizes.count))  # type: ignore[no-untyped-call]
     last = list[tuple[Tensor, ...]]()
     for layer in range(layers):
         outputs = []
