@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,72 +19,172 @@ _SLICE_OF_A_GPU = 1 << 26
 # 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
 _COLUMNS = 1 << 14
 _COLUMNS_OF_A_FACTOR = 1 << 12
+# The rounding of one operation in double precision, relative to its result.
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Products:
+    """Blocks of rows that are sums of outer products, Σ over t of left[i, t] ⊗ right[i, t], not multiplied out.
+
+    The gradient of one record at a layer is such a sum over the places where the layer was applied: of its inputs and
+    the slopes at its outputs for a linear layer, of the numbers of tokens and the slopes for an embedding.
+
+    Source: one place: Goodfellow 2015, "Efficient Per-Example Gradient Computations". Several: "ghost clipping" in Li
+    et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners", section 4.
+
+    Attributes:
+        left: The left factors (r, m), or (r, t, m) of several products; or, for rows that are 1 at one place and 0
+            elsewhere, these places (r, t) int64.
+        right: The right factors (r, n) or (r, t, n).
+        height: The number m where `left` are places.
+    """
+
+    left: Tensor = field(repr=False)
+    right: Tensor = field(repr=False)
+    height: int = 0
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers (m, n) of the matrix that a row is."""
+        return self.height or self.left.shape[-1], self.right.shape[-1]
+
+    def select(self, places: Tensor | slice) -> Products:
+        """Return the rows at these places: a slice, (k,) int64 or (r,) bool."""
+        return Products(self.left[places], self.right[places], self.height)
+
+    def negate(self) -> Products:
+        """Return minus the rows."""
+        return Products(self.left, -self.right, self.height)
+
+    def expand(self) -> Tensor:
+        """Return the rows (r, m·n) in double precision."""
+        import torch
+
+        right = self.right.double()
+        if self.height:
+            value = torch.zeros(len(self), *self.shape, dtype=torch.float64, device=right.device)
+            rows = torch.arange(len(self), device=right.device).unsqueeze(1).expand_as(self.left)
+            return value.index_put_((rows, self.left), right, accumulate=True).flatten(1)
+        left = self.left.double()
+        if left.dim() == 2:
+            return (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1)
+        return torch.bmm(left.transpose(1, 2), right).flatten(1)
+
+    def bound_entries(self) -> Tensor:
+        """Return a bound (r,) of the largest entry of each row, without multiplying out; NaN if there is one."""
+        left, right = (factor.abs().amax(-1) for factor in (self.left, self.right))
+        entries = right if self.height else left * right
+        return entries if entries.dim() == 1 else entries.sum(1)
+
+    def compute_norms(self) -> Tensor:
+        """Return bounds (r,) float64 of the 2-norms of rows that are sums of products.
+
+        ‖Σ a⊗b‖² is Σ (AAᵀ ∘ BBᵀ) over pairs of products. Where they cancel, the norm is small beside S = Σ ‖a‖·‖b‖,
+        and rounding could make it smaller still. A dot product of k numbers is rounded by less than k·u of the product
+        of norms (u = 2⁻⁵³), so the sum by less than (m + n + t² + 2)·u·S², and the multiplied-out row by less than
+        (t + 2)·u·S. Twice each is added: the row, as it is then added up, is no longer than what is returned.
+
+        Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.1.
+        """
+        import torch
+
+        (_, count, n), m = self.right.shape, 1 if self.height else self.shape[0]
+        # The records of a block, in double precision, fit the cache.
+        at_once = max(1, _SLICE // (count * (m + n + 2 * count)))
+        found: list[Tensor] = []
+        for left, right in zip(self.left.split(at_once), self.right.split(at_once), strict=True):
+            b = right.double()
+            b = torch.bmm(b, b.transpose(1, 2))
+            if self.height:
+                a = (left.unsqueeze(1) == left.unsqueeze(2)).double()
+            else:
+                a = left.double()
+                a = torch.bmm(a, a.transpose(1, 2))
+            pairs = a.mul_(b)
+            # The diagonal holds the squares of ‖a‖·‖b‖.
+            total = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+            squares = pairs.sum((1, 2)).clamp_min(0) + 2 * (m + n + count**2 + 2) * _UNIT * total.square()
+            found.append(squares.sqrt() + 2 * (count + 2) * _UNIT * total)
+        return torch.cat(found)
+
+    def add_up(self, coefficients: Tensor, value: Tensor) -> None:
+        """Write Σ coefficient·row into `value` (m·n,) float64; Σ c·a⊗b = (c·A)ᵀB is one product of matrices."""
+        import torch
+
+        right, matrix = self.right.double().flatten(0, -2), value.view(self.shape)
+        scale = coefficients.repeat_interleave(len(right) // len(self))
+        if self.height:
+            matrix.index_add_(0, self.left.flatten(), right.mul_(scale.unsqueeze(1)))
+            return
+        left = self.left.double().flatten(0, -2).mul_(scale.unsqueeze(1))
+        torch.mm(left.T, right, out=matrix)
 
 
 @dataclass(frozen=True)
 class FactoredRows:
-    """Rows (r, d) with pieces that are outer products, which are not multiplied out.
+    """Rows (r, d) with pieces that are sums of outer products, which are not multiplied out.
 
-    The gradient of one record at a linear layer is such a product. Its norm is ‖a‖·‖b‖ (a "ghost norm"), and a weighted
-    sum over records is one product of matrices, so that nothing of size r·d is in memory.
-
-    Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; "ghost clipping" in Li et al. 2022,
-    "Large Language Models Can Be Strong Differentially Private Learners", section 4.
+    The norm of one product is ‖a‖·‖b‖ (a "ghost norm"), and a weighted sum over rows is one product of matrices, so
+    that nothing of size r·d is in memory.
 
     Attributes:
-        pieces: The blocks of columns in their order. A block is a matrix (r, k), or a pair of matrices (r, m) and
-            (r, n) in single precision, whose products are the next m·n columns.
+        pieces: The blocks of columns in their order: matrices (r, k), or `Products` that are the next m·n columns.
 
     Raises:
-        SilodpError: a pair in another precision. Products of norms in double precision have room for those of single
-            precision, whatever these are; norms of very small numbers in double precision can become zero.
+        SilodpError: factors that are not in single precision. Products of norms in double precision have room for those
+            of single precision, whatever these are; norms of very small numbers in double precision can become zero.
     """
 
-    pieces: tuple[Tensor | tuple[Tensor, Tensor], ...] = field(repr=False)
+    pieces: tuple[Tensor | Products, ...] = field(repr=False)
 
     def __post_init__(self) -> None:
         import torch
 
-        if any(
-            isinstance(piece, tuple) and {p.dtype for p in piece} != {torch.float32} for piece in self.pieces
-        ):
+        factors = (piece for piece in self.pieces if isinstance(piece, Products))
+        if any({p.right.dtype, torch.float32 if p.height else p.left.dtype} != {torch.float32} for p in factors):
             raise SilodpError("outer products of rows must be in single precision.", code="method.rows")
 
     def __len__(self) -> int:
-        first = self.pieces[0]
-        return len(first[0] if isinstance(first, tuple) else first)
+        return len(self.pieces[0])
 
     @property
     def size(self) -> int:
         """The length d of a row."""
-        return sum(p[0].shape[1] * p[1].shape[1] if isinstance(p, tuple) else p.shape[1] for p in self.pieces)
+        return sum(math.prod(piece.shape if isinstance(piece, Products) else piece.shape[1:]) for piece in self.pieces)
 
     def __getitem__(self, places: Tensor | slice) -> FactoredRows:
         """Return the rows at these places: a slice, (k,) int64 or (r,) bool."""
         return FactoredRows(
-            tuple((p[0][places], p[1][places]) if isinstance(p, tuple) else p[places] for p in self.pieces)
+            tuple(p.select(places) if isinstance(p, Products) else p[places] for p in self.pieces)
         )
 
     def __neg__(self) -> FactoredRows:
         # Of copies, as two pieces may share a matrix.
-        return FactoredRows(tuple((-p[0], p[1]) if isinstance(p, tuple) else -p for p in self.pieces))
+        return FactoredRows(tuple(p.negate() if isinstance(p, Products) else -p for p in self.pieces))
 
     def expand(self) -> Tensor:
         """Return the rows (r, d) in double precision, which holds products of two single-precision numbers exactly."""
         import torch
 
-        parts = []
-        for piece in self.pieces:
-            if isinstance(piece, tuple):
-                left, right = (factor.double() for factor in piece)
-                parts.append((left.unsqueeze(2) * right.unsqueeze(1)).flatten(1))
-            else:
-                parts.append(piece.double())
-        return torch.cat(parts, 1)
+        return torch.cat([p.expand() if isinstance(p, Products) else p.double() for p in self.pieces], 1)
+
+    def bound_entries(self) -> Tensor:
+        """Return a bound (r,) of the largest entry of each row; NaN if there is one."""
+        import torch
+
+        bounds = [
+            p.bound_entries() if isinstance(p, Products) else torch.linalg.vector_norm(p, torch.inf, dim=1)
+            for p in self.pieces
+        ]
+        return torch.stack(bounds).amax(0)
 
 
 def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
-    """Compute the 2-norms (r,) of rows (r, d) in double precision.
+    """Compute the 2-norms (r,) of rows (r, d) in double precision, or bounds of them (`Products.compute_norms`).
 
     Squares are added block by block: even if the 2^14 squares of a block were added one after the other, a norm would
     be rounded by less than 10⁻¹² of itself, which is the margin of `clip_rows`. A product of two norms is rounded
@@ -91,24 +192,36 @@ def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
     """
     import torch
 
-    if isinstance(rows, FactoredRows):
-        norms = [
-            _compute_norms_in_blocks(piece[0], _COLUMNS_OF_A_FACTOR)
-            * _compute_norms_in_blocks(piece[1], _COLUMNS_OF_A_FACTOR)
-            if isinstance(piece, tuple)
-            else _compute_norms_in_blocks(piece)
-            for piece in rows.pieces
-        ]
-        # A block of outer products a⊗b has the norm ‖a‖·‖b‖; blocks are parts of one row, so their squares add up.
-        whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        return whole
-    return _compute_norms_in_blocks(rows)
+    if not isinstance(rows, FactoredRows):
+        return _compute_norms_in_blocks(rows)
+    # The slope of a linear layer is a factor of its weight, and the row of its bias.
+    known: dict[int, Tensor] = {}
+
+    def compute(matrix: Tensor) -> Tensor:
+        if id(matrix) not in known:
+            known[id(matrix)] = _compute_norms_in_blocks(matrix, _COLUMNS_OF_A_FACTOR)
+        return known[id(matrix)]
+
+    norms: list[Tensor] = []
+    for piece in rows.pieces:
+        if not isinstance(piece, Products):
+            norms.append(compute(piece))
+        elif piece.left.dim() == piece.right.dim() == 2:
+            norms.append(compute(piece.left) * compute(piece.right))
+        else:
+            norms.append(piece.compute_norms())
+    # Blocks are parts of one row, so their squares add up.
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return whole
 
 
 def _compute_norms_in_blocks(rows: Tensor, columns: int | None = None) -> Tensor:
     import torch
 
     # In double precision: squares of float32 overflow from 2·10¹⁹ on, and the norm would be infinite.
+    if rows.numel() <= _SLICE and rows.shape[1] <= (columns or _COLUMNS):
+        whole: Tensor = torch.linalg.vector_norm(rows.double(), dim=1)  # one block
+        return whole
     squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for some, cuts in cut_blocks(rows, columns):
         for piece in cuts:
@@ -120,21 +233,24 @@ def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor) -> Tensor:
     """Return Σ coefficient·row (d,) in double precision, for finite rows (r, d) and coefficients (r,) float64."""
     import torch
 
-    if isinstance(rows, FactoredRows):
-        parts = []
-        for piece in rows.pieces:
-            if isinstance(piece, tuple):
-                # Σ cᵢ·aᵢ⊗bᵢ = (c·A)ᵀB: one product of matrices in place of r outer products.
-                left, right = (factor.double() for factor in piece)
-                parts.append((left.mul_(coefficients.unsqueeze(1)).T @ right).flatten())
-            else:
-                parts.append(add_rows(piece, coefficients))
-        return torch.cat(parts)
-    value = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    pieces = rows.pieces if isinstance(rows, FactoredRows) else (rows,)
+    size = rows.size if isinstance(rows, FactoredRows) else rows.shape[1]
+    value, first = torch.zeros(size, dtype=torch.float64, device=coefficients.device), 0
+    for piece in pieces:
+        last = first + (math.prod(piece.shape) if isinstance(piece, Products) else piece.shape[1])
+        if isinstance(piece, Products):
+            piece.add_up(coefficients, value[first:last])
+        else:
+            _add_up(piece, coefficients, value[first:last])
+        first = last
+    return value
+
+
+def _add_up(rows: Tensor, coefficients: Tensor, value: Tensor) -> None:
+    """Add Σ coefficient·row to `value` (k,) float64, for a matrix (r, k)."""
     for some, cuts in cut_blocks(rows):
         for columns in cuts:
             value[columns] += coefficients[some] @ rows[some, columns].double()
-    return value
 
 
 def cut_blocks(rows: Tensor, columns: int | None = None) -> Iterator[tuple[slice, list[slice]]]:

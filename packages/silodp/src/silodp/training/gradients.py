@@ -82,7 +82,7 @@ def build_user_gradient(task: Task) -> Gradient:
     per_user = vmap(task.objective, randomness="different")
 
     def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
-        with _vectorizable_kernels(task.model), torch.enable_grad():
+        with vectorizable_kernels(task.model), torch.enable_grad():
             leaves = [p.detach().requires_grad_() for p in params]
             # randomness="different": every user draws their own dropout masks.
             losses = per_user(tuple(leaves), *data)
@@ -104,7 +104,7 @@ def _vectorize(task: Task, function: Callable[..., tuple[Tensor, ...]]) -> Gradi
     """Return a function made by `torch.func` that runs with kernels which vmap can take."""
 
     def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
-        with _vectorizable_kernels(task.model):
+        with vectorizable_kernels(task.model):
             return function(tuple(params), *data)
 
     return gradient
@@ -271,7 +271,7 @@ def call_each_record(model: nn.Module, x: Any) -> Tensor:
         outputs: Tensor = call_model(model, map_arrays(lambda tensor: tensor.unsqueeze(0), record))
         return outputs.squeeze(0)
 
-    with _vectorizable_kernels(model):
+    with vectorizable_kernels(model):
         found: Tensor = vmap(call, randomness="different")(x)
         return found
 
@@ -560,7 +560,7 @@ def _normalize_groups(
 
 
 @contextmanager
-def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
+def vectorizable_kernels(model: nn.Module) -> Iterator[None]:
     """Choose kernels that vmap has right and fast rules for: it would call the fused ones of attention in a loop.
 
     A trace keeps the kernels with which it was made.

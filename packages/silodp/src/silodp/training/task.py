@@ -118,8 +118,8 @@ class Task:
         self._constants |= dict(self.model.named_buffers())
         self._buffers = {name for name, _ in self.model.named_buffers()}
         self._caller = _Caller(self.model)
-        self._call: Call = model_state.call_model
-        self._pairs = tuple(name for name, p in trainable if p.ndim > 2 and p.shape[-1] == 2)
+        self.call: Call = model_state.call_model
+        self.cloned = tuple(name for name, p in trainable if p.ndim > 2 and p.shape[-1] == 2)
         self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
         self.is_pretrained = model_state.has_frozen_parts(self.model)
         self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
@@ -230,7 +230,7 @@ class Task:
 
         Several named inputs are the keyword arguments of the model.
         """
-        outputs: Tensor = self.call_with(params, partial(self._call, self.model, x))
+        outputs: Tensor = self.call_with(params, partial(self.call, self.model, x))
         return outputs
 
     def call_with(self, params: tuple[Tensor, ...], function: Callable[[], Any]) -> Any:
@@ -238,7 +238,7 @@ class Task:
         values = dict(zip(self.names, params, strict=True)) | self._constants
         # Pairs may be the parts of complex numbers, which torch views only where they lie at even places: not in a row
         # of all parameters.
-        values |= {n: values[n].contiguous().clone() for n in self._pairs}
+        values |= {n: values[n].contiguous().clone() for n in self.cloned}
         # A copy for every call: what a model writes into a buffer is lost, and reaches no other person or record.
         values |= {name: values[name].clone() for name in self._buffers}
         places = {place: values[name] for place, name in self._places.items()}
@@ -283,7 +283,7 @@ class Task:
         """
         made = object.__new__(Task)
         loss = self.loss if self.loss.is_known or not self.loss.separable else self.loss.split_records()
-        own = {"_call": call_each_record, "loss": loss, "engine": LruCache(_MAX_CACHED)}
+        own = {"call": call_each_record, "loss": loss, "engine": LruCache(_MAX_CACHED)}
         vars(made).update(vars(self) | own)
         return made
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, add_weighted_rows, clip_rows
 from silodp.mechanisms.quantization import Quantizer
-from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
+from silodp.mechanisms.rows import FactoredRows, Products, add_rows, compute_norms
 from support.refusals import refused
 
 scales = st.floats(-37, 37).map(lambda exponent: 10.0**exponent)
@@ -20,12 +20,12 @@ scales = st.floats(-37, 37).map(lambda exponent: 10.0**exponent)
 def rows(count: int = 7, seed: int = 0, scale: float = 1.0) -> FactoredRows:
     generator = torch.Generator().manual_seed(seed)
     left, right, bias, matrix = (torch.randn(count, size, generator=generator) for size in (4, 3, 4, 5))
-    return FactoredRows(((left * scale, right), bias * scale, (bias, matrix), matrix))
+    return FactoredRows((Products(left * scale, right), bias * scale, Products(bias, matrix), matrix))
 
 
 def test_columns_are_in_the_order_of_the_pieces():
     left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 5.0, 7.0]])
-    whole = FactoredRows(((left, right), torch.tensor([[11.0]]))).expand()
+    whole = FactoredRows((Products(left, right), torch.tensor([[11.0]]))).expand()
     assert whole.tolist() == [[3.0, 5.0, 7.0, 6.0, 10.0, 14.0, 11.0]]
     assert whole.dtype == torch.float64
 
@@ -53,7 +53,7 @@ def test_no_clipped_row_leaves_the_ball(seed, scale, clip):
 def test_the_smallest_and_largest_numbers_are_clipped(least):
     tiny, huge = torch.full((1, 3), 1e-45), torch.full((1, 3), 3e38)
     for left, right in ((tiny, huge), (huge, huge), (tiny, tiny)):
-        clipped = clip_rows(torch.arange(1), FactoredRows(((left, right),)), 1.0, min_norm=least)
+        clipped = clip_rows(torch.arange(1), FactoredRows((Products(left, right),)), 1.0, min_norm=least)
         length = float((clipped.tensor * clipped.factors.unsqueeze(1)).norm())
         assert float(clipped.factors) > 0
         assert length <= 1.0
@@ -66,7 +66,7 @@ def test_a_row_that_is_not_finite_counts_as_zero(broken, other, place):
     pair = [torch.ones(2, 2), torch.full((2, 2), other)][:: 1 if place else -1]
     pair[place] = pair[place].clone()
     pair[place][1] = broken
-    clipped = clip_rows(torch.arange(2), FactoredRows(((pair[0], pair[1]),)), 5.0)
+    clipped = clip_rows(torch.arange(2), FactoredRows((Products(*pair),)), 5.0)
     assert clipped.refused == 1
     stream = ClippedRowStream([clipped], 4, Bounds(5.0, 5.0, 1.0, math.inf), False)
     assert add_weighted_rows(stream).value.tolist() == (pair[0][0, :, None] * pair[1][0]).flatten().tolist()
@@ -97,7 +97,7 @@ def test_products_in_double_precision_are_refused():
         torch.full((1, 2), 1e200, dtype=torch.float64),
     )
     with refused("method.rows", "single precision"):
-        FactoredRows(((left, right),))
+        FactoredRows((Products(left, right),))
 
 
 @pytest.mark.parametrize("count", [1 << 14, 16_383])
@@ -105,5 +105,5 @@ def test_norms_of_equal_numbers_are_rounded_by_far_less_than_the_margin(count):
     for number in np.linspace(0.5, 1.5, 50, dtype=np.float32).tolist():
         factor = torch.full((1, count), number)
         exact = count * Fraction(number) ** 2  # the norm of the product of two such factors
-        norm = Fraction(float(compute_norms(FactoredRows(((factor, factor),)))))
+        norm = Fraction(float(compute_norms(FactoredRows((Products(factor, factor),)))))
         assert abs(norm - exact) / exact < 2e-13

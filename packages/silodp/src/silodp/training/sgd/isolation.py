@@ -73,14 +73,11 @@ def find_large_records(task: Task, x: Any, y: Tensor | None = None) -> Tensor:
 
 def find_large_rows(rows: Tensor | FactoredRows) -> Tensor:
     """Return which rows (r, d) have an entry beyond `MAX_ENTRY` or one that is not finite, (r,) bool on the CPU."""
-    found = torch.zeros(len(rows), dtype=torch.bool)
-    for piece in rows.pieces if isinstance(rows, FactoredRows) else (rows,):
-        factors = piece if isinstance(piece, tuple) else (piece,)
-        # The largest entry of an outer product is the product of the largest entries; no product is multiplied out.
-        largest = [torch.linalg.vector_norm(factor, torch.inf, dim=1).cpu() for factor in factors]
-        # "Not at most" instead of "more than": a NaN compares as False, and must be found.
-        found |= ~(torch.stack(largest).prod(0) <= MAX_ENTRY)
-    return found
+    # No product is multiplied out.
+    is_factored = isinstance(rows, FactoredRows)
+    largest = rows.bound_entries() if is_factored else torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    # "Not at most" instead of "more than": a NaN compares as False, and must be found.
+    return ~(largest <= MAX_ENTRY).cpu()
 
 
 def compute_large_alone(

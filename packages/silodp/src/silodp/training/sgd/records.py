@@ -18,6 +18,7 @@ from silodp.training.sgd._planning import StepCost, default_memory_budget, find_
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import measure_task_cost
 from silodp.training.sgd.isolation import compute_large_alone, differentiate_isolated, find_large_records
+from silodp.training.sgd.layered import LayeredGradient
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task, flatten_rows
 
@@ -131,7 +132,7 @@ class RecordGradients:
         if isolate_units or not len(self._x):
             return
         self._sequential = task.engine.get(
-            ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y)
+            ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y) or LayeredGradient.try_build(task, self._x, self._y)
         )
         if should_trace(batches):
             self._build = select_gradient("record", task, self._x, self._y)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.module import _has_any_global_hook
 
-from silodp.mechanisms.rows import FactoredRows
+from silodp.mechanisms.rows import FactoredRows, Products
 from silodp.training.gradients import put_channels_last
 from silodp.training.model_state import seed_torch
 from silodp.training.record_layers import LAYERS, is_plain, takes_records
@@ -98,7 +98,7 @@ class SequentialGradient:
             # Of a copy: a loss may write into its inputs, and slopes are those at what the layers computed.
             losses = vmap(self._loss, randomness="different")(x.clone(), y)
             slopes = torch.autograd.grad(losses.sum(), outputs, materialize_grads=True)
-        pieces = list[Tensor | tuple[Tensor, Tensor]]()
+        pieces = list[Tensor | Products]()
         trained = ((layer, count) for layer, count in self._layers if count > 0)
         for (layer, count), inside, slope in zip(trained, inputs, slopes, strict=True):
             pieces += _differentiate(layer, inside, slope)[:count]
@@ -151,12 +151,12 @@ def _apply(layer: nn.Module, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     return x * weight if bias is None else x * weight + bias
 
 
-def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | tuple[Tensor, Tensor]]:
+def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | Products]:
     """Return the gradients of a layer's weight and bias, from its inputs and the slope at its outputs (r, ...).
 
     A layer without a bias leaves out the second one.
     """
-    weight: Tensor | tuple[Tensor, Tensor]
+    weight: Tensor | Products
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         weight, bias = (_sum_over_places(layer, values) for values in (x * slope, slope))
     else:
@@ -168,7 +168,7 @@ def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | 
             weight, bias = torch.bmm(slope.transpose(1, 2), x).flatten(1), slope.sum(1)
         else:
             # y = Wx + b: dL/dW = (dL/dy)·xᵀ and dL/db = dL/dy. The factors are kept apart (`FactoredRows`).
-            weight, bias = (slope, x), slope
+            weight, bias = Products(slope, x), slope
     return [weight, bias]
 
 

@@ -1,0 +1,497 @@
+"""Gradients of single records of any module, by one backward pass over a batch ("book-keeping").
+
+The model runs under `vmap`, each record as a batch of one, so that no layer can mix records. Where torch applies a
+parameter by a known function (linear, convolution, embedding, norms), wherever in the module, its inputs are kept. One
+backward pass gives the slopes of the losses at all outputs; inputs and slopes are the gradients of the records as sums
+of outer products, which need not be multiplied out (`mechanisms.rows.Products`).
+
+A parameter that the model also uses in another way, such as a tied weight or a gate, has a copy for each record, of
+which autograd takes the gradient. None is missed: the tensor that the model sees of any other parameter is itself
+differentiated, and where that gives a gradient, the records are computed in the general way.
+
+Source: Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners", section 4; Bu et al. 2023,
+"Differentially Private Optimization on Large Model at Small Cost" (book-keeping).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from types import FunctionType
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _functorch
+from torch.func import vmap
+
+from silodp.data.inputs import map_arrays
+from silodp.mechanisms.rows import FactoredRows, Products
+from silodp.training.gradients import (
+    ReplaceFunctions,
+    is_looped,
+    put_channels_last,
+    select_gradient,
+    vectorizable_kernels,
+)
+from silodp.training.model_state import copy_model, seed_torch
+from silodp.training.task import Task, flatten_rows
+
+# Operations that a number of a row costs when rows are written, measured and added up, and a number of a factor, in
+# products of single-precision numbers; those in double precision cost two (CPU, benchmarks/engines.py).
+_PER_ENTRY, _PER_FACTOR, _DOUBLE = 60, 20, 2
+# How far gradients in double precision may be from those of the general path, relative to the largest.
+_TOLERANCE = 1e-9
+
+
+class _NotKept(Exception):
+    """The inputs or slopes of a layer are not those that its gradient follows from."""
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One application of a parameter to all records of a batch.
+
+    Attributes:
+        weight: The place of the weight among the model's parameters, or None if it is not known.
+        bias: The place of the bias, or None.
+        differentiate: (inputs, slopes) -> the gradients of weight and bias.
+        inputs: The inputs (r, ...).
+        outputs: The outputs, where `place` is the dimension of records.
+        place: See `outputs`.
+        versions: How often inputs and outputs had been written when the layer ran.
+    """
+
+    weight: int | None
+    bias: int | None
+    differentiate: Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]]
+    inputs: Tensor
+    outputs: Tensor
+    place: int
+    versions: tuple[int, int]
+
+
+class LayeredGradient:
+    """The gradients of single records' losses of any model that `vmap` can run.
+
+    Args:
+        task: The model and the loss.
+        copied: The places of the parameters of which every record has a copy.
+        general: Computes the same gradients in the general way.
+    """
+
+    def __init__(self, task: Task, copied: Sequence[int], general: Callable[..., tuple[Tensor, ...]]) -> None:
+        self._task, self._copied, self._general = task, tuple(copied), general
+        self._one = torch.ones(1, dtype=task.dtype, device=task.device)
+        self._cloned = [(task.names.index(name), attrgetter(name)) for name in task.cloned]
+
+    @classmethod
+    def try_build(cls, task: Task, x: Any, y: Tensor) -> Self | None:
+        """Return the gradients, or None where the general path is needed or takes no more operations.
+
+        Args:
+            task: The model and the loss.
+            x: Records (n, ...) of the kind to come, of which no value is looked at.
+            y: Their targets (n, ...).
+
+        Raises:
+            SilodpError: the model or loss cannot be trained.
+        """
+        build = select_gradient("record", task, x, y)
+        if is_looped(build) or task.dtype != torch.float32:
+            return None
+        try:
+            found = cls(task, (), build(task))
+            params = task.unflatten(task.flatten(task.model))
+            example = task.list_examples(x, y)
+            with seed_torch(task.device, 0):
+                copied = found._find_copied(params, *example)
+            if 2 * sum(task.sizes[place] for place in copied) > task.size:
+                return None
+            found = cls(task, copied, build(task))
+            double = task.replace_model(copy_model(task.model).double(), task.loss)
+            checked = cls(double, copied, build(double))
+            return found if checked._equals_general(*double.tensors(*example)) else None
+        except Exception:  # the general path says what is wrong with the model, or runs it
+            return None
+
+    def _find_copied(self, params: Sequence[Tensor], x: Any, y: Tensor) -> list[int]:
+        """Return the places of the parameters that are used in another way than by known functions."""
+        *_, escaped = self._differentiate(params, x, y)
+        return [place for place, slope in escaped.items() if slope is not None]
+
+    def _equals_general(self, x: Any, y: Tensor) -> bool:
+        """Return whether the gradients at random parameters are those of the general path, with the same draws."""
+        with seed_torch(self._task.device, 0):
+            drawn = [
+                torch.randn_like(p) / max(1, math.prod(p.shape[1:])) ** 0.5
+                for p in self._task.unflatten(self._task.flatten(self._task.model))
+            ]
+        with seed_torch(self._task.device, 1):
+            wanted = flatten_rows(self._general(drawn, x, y))
+        with seed_torch(self._task.device, 1):
+            pieces = self._compute_pieces(drawn, x, y)
+        found = torch.cat([p.expand() if isinstance(p, Products) else p for p in pieces], 1)
+        least = _TOLERANCE * float(wanted.abs().max())
+        return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=least)
+
+    def __call__(self, params: Sequence[Tensor], x: Any, y: Tensor) -> FactoredRows:
+        """Return the gradients of single records.
+
+        Args:
+            params: The model's parameters, one tensor for each name.
+            x: The records (r, ...).
+            y: The targets (r, ...).
+        """
+        try:
+            return FactoredRows(self._compute_pieces(params, x, y))
+        except _NotKept:
+            return FactoredRows((flatten_rows(self._general(params, x, y)),))
+
+    def _compute_pieces(self, params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor | Products, ...]:
+        uses, slopes, copies, escaped = self._differentiate(params, x, y)
+        if any(slope is not None for slope in escaped.values()):
+            raise _NotKept("a parameter is used in another way")
+        parts: list[list[Tensor | Products]] = [[] for _ in params]
+        for use, slope in zip(uses, slopes, strict=True):
+            if slope is None:  # no loss depends on these outputs
+                continue
+            weight, bias = use.differentiate(use.inputs, slope.movedim(use.place, 0))
+            for place, part in ((use.weight, weight), (use.bias, bias)):
+                if place is not None and part is not None:
+                    parts[place].append(part)
+        for place, rows in zip(self._copied, copies, strict=True):
+            if rows is not None:
+                parts[place].append(rows.flatten(1))
+        return tuple(
+            _join(found) if found else p.new_zeros(len(y), p.numel())
+            for found, p in zip(parts, params, strict=True)
+        )
+
+    def _differentiate(
+        self, params: Sequence[Tensor], x: Any, y: Tensor
+    ) -> tuple[list[_Use], tuple[Any, ...], tuple[Any, ...], dict[int, Any]]:
+        """Return the uses of parameters, the slopes at their outputs, the gradients of copies, and those of others."""
+        task, keeper = self._task, _Keeper(len(y))
+        values = put_channels_last(task, params, x)
+        with vectorizable_kernels(task.model), torch.enable_grad():
+            # What the model sees is another tensor than what known functions compute with.
+            seen = [p.detach().requires_grad_() for p in params]
+            copies = tuple(params[place].detach().expand(len(y), *params[place].shape).requires_grad_() for place in self._copied)
+            applied = {place: v.detach().requires_grad_() for place, v in enumerate(values) if place not in self._copied}
+
+            def compute_loss(own: tuple[Tensor, ...], zero: Tensor, record: Any, target: Tensor) -> Tensor:
+                given = list(seen)
+                for place, copy in zip(self._copied, own, strict=True):
+                    given[place] = copy
+
+                def run() -> Tensor:
+                    named = [(place, given[place]) for place in applied]
+                    # `call_with` gives the model clones of these.
+                    named += [(place, get(task.model)) for place, get in self._cloned if place in applied]
+                    known = {id(tensor): (place, applied[place]) for place, tensor in named}
+                    with keeper.keep(known, zero):
+                        alone = map_arrays(lambda tensor: tensor.unsqueeze(0), record)
+                        outputs: Tensor = task.call(task.model, alone)
+                        return outputs
+
+                outputs = task.call_with(tuple(given), run)
+                return task.loss.compute(outputs, target.unsqueeze(0), self._one)
+
+            zeros = torch.zeros(len(y), dtype=task.dtype, device=task.device)
+            losses = vmap(compute_loss, randomness="different")(copies, zeros, x, y)
+            if any((use.inputs._version, use.outputs._version) != use.versions for use in keeper.uses):
+                raise _NotKept("inputs or outputs of a layer were written into")
+            others = list(applied)
+            sources = [use.outputs for use in keeper.uses], copies, [seen[place] for place in others]
+            found = torch.autograd.grad(losses.sum(), [t for part in sources for t in part], allow_unused=True)
+        uses, own = len(keeper.uses), len(copies)
+        return (
+            keeper.uses,
+            found[:uses],
+            found[uses : uses + own],
+            dict(zip(others, found[uses + own :], strict=True)),
+        )
+
+
+class _Keeper:
+    """Runs known functions, and keeps what their gradients need.
+
+    Args:
+        count: The number of records.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.uses = list[_Use]()
+        self._count = count
+        self._known: dict[int, tuple[int, Tensor]] = {}
+        self._zero = torch.zeros(())
+        convolutions = {f: partial(self._convolve, f) for f in (F.conv1d, F.conv2d, F.conv3d)}
+        self._replaced: dict[Any, Callable[..., Any]] = {
+            F.linear: self._apply_linear,
+            F.embedding: self._look_up,
+            F.layer_norm: self._normalize,
+            F.rms_norm: self._normalize_squares,
+            F.group_norm: self._normalize_groups,
+            F.multi_head_attention_forward: self._attend,
+            **convolutions,
+        }
+
+    def keep(self, known: dict[int, tuple[int, Tensor]], zero: Tensor) -> ReplaceFunctions:
+        """Return the mode in which known functions are kept.
+
+        Args:
+            known: The identity of a tensor that the model sees -> its place, and the tensor to compute with.
+            zero: A number 0 of each record, seen from inside of vmap.
+        """
+        self._known, self._zero = known, zero
+        return ReplaceFunctions(self._replaced)
+
+    def _find(self, *tensors: Tensor | None) -> list[tuple[int | None, Tensor | None]]:
+        """Return the place of each parameter, None where it is not known, and the tensor to compute with."""
+        found = []
+        for tensor in tensors:
+            place = self._known.get(id(tensor)) if torch.is_grad_enabled() else None
+            found.append((None, tensor) if place is None else place)
+        return found
+
+    def _note(
+        self,
+        weight: int | None,
+        bias: int | None,
+        differentiate: Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]],
+        inputs: Tensor,
+        outputs: Tensor,
+    ) -> Tensor:
+        """Keep inputs and outputs, as they are outside of vmap; return the outputs."""
+        if _functorch.maybe_get_bdim(outputs) < 0:  # the same for all records, but its slopes are not
+            outputs = outputs + self._zero
+        level = _functorch.maybe_get_level(self._zero)
+        kept = []
+        for tensor in (inputs, outputs):
+            place = _functorch.maybe_get_bdim(tensor)
+            if place >= 0 and _functorch.maybe_get_level(tensor) != level:
+                raise _NotKept("a layer runs in a transformation of the model's own")
+            whole = _functorch.get_unwrapped(tensor) if place >= 0 else tensor.expand(self._count, *tensor.shape)
+            if _functorch.is_functorch_wrapped_tensor(whole):
+                raise _NotKept("a layer runs in a transformation of the model's own")
+            kept.append((whole, max(place, 0)))
+        (inside, inside_place), (outside, place) = kept
+        if not outside.requires_grad:
+            raise _NotKept("outputs of a layer without a gradient")
+        inside = inside.detach().movedim(inside_place, 0)
+        self.uses.append(_Use(weight, bias, differentiate, inside, outside, place, (inside._version, outside._version)))
+        return outputs
+
+    def _apply_linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        (place, w), (bias_place, b) = self._find(weight, bias)
+        if place is None:
+            return F.linear(input, weight, bias)
+        return self._note(place, bias_place, _differentiate_linear, input, F.linear(input, w, b))
+
+    def _convolve(
+        self,
+        function: Callable[..., Tensor],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        (place, w), (bias_place, b) = self._find(weight, bias)
+        options = (stride, padding, dilation, groups)
+        if place is None:
+            return function(input, weight, bias, *options)
+        window = _Window.make(weight, *options)
+        return self._note(place, bias_place, window.differentiate, input, function(input, w, b, *options))
+
+    def _look_up(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
+        ((place, w),) = self._find(weight)
+        if place is None or w is None or max_norm is not None or scale_grad_by_freq or sparse:
+            return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        height = len(weight)
+        padding = None if padding_idx is None else padding_idx % height
+        return self._note(place, None, partial(_differentiate_lookup, height, padding), input, F.embedding(input, w))
+
+    def _normalize(
+        self,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        normal = F.layer_norm(input, normalized_shape, eps=eps)
+        return self._scale(normal, weight, bias, partial(_sum_over_vectors, math.prod(normalized_shape)))
+
+    def _normalize_squares(
+        self, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        normal = F.rms_norm(input, normalized_shape, eps=eps)
+        return self._scale(normal, weight, None, partial(_sum_over_vectors, math.prod(normalized_shape)))
+
+    def _normalize_groups(
+        self,
+        input: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        normal = F.group_norm(input, num_groups, eps=eps)
+        return self._scale(normal, weight, bias, _sum_over_channels, (-1, *[1] * (input.dim() - 2)))
+
+    def _scale(
+        self,
+        normal: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        add_up: Callable[[Tensor], Tensor],
+        shape: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """Return normalized numbers times a weight, plus a bias, both in a shape that broadcasts to them."""
+        places, tensors = zip(*self._find(weight, bias), strict=True)
+        scale, shift = (t if t is None or shape is None else t.reshape(shape) for t in tensors)
+        outputs = normal if scale is None else normal * scale
+        outputs = outputs if shift is None else outputs + shift
+        if places == (None, None):
+            return outputs
+        return self._note(*places, lambda x, slope: (add_up(x * slope), add_up(slope)), normal, outputs)
+
+    def _attend(self, *args: Any, **options: Any) -> Any:
+        with ReplaceFunctions(self._replaced):
+            return _attend_with_heads(*args, **options)
+
+
+# The same function without the question whether a mode replaces it, so that those that it calls can be replaced.
+_attend_with_heads = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "has_torch_function": lambda _: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+
+
+def _sum_over_vectors(size: int, values: Tensor) -> Tensor:
+    """Return the sums (r, size) over all but the last numbers of each record, from values (r, ...)."""
+    return values.reshape(len(values), -1, size).sum(1)
+
+
+def _sum_over_channels(values: Tensor) -> Tensor:
+    """Return the sums (r, channels) over all but the third dimension, from values (r, k, channels, ...)."""
+    return values.flatten(3).sum((1, 3)) if values.dim() > 3 else values.sum(1)
+
+
+def _differentiate_linear(x: Tensor, slope: Tensor) -> tuple[Tensor | Products, Tensor]:
+    """Return the gradients of weight and bias of a linear layer."""
+    x, slope = (values.reshape(len(values), -1, values.shape[-1]) for values in (x, slope))
+    return _multiply(slope, x), slope.sum(1)
+
+
+def _differentiate_lookup(height: int, padding: int | None, x: Tensor, slope: Tensor) -> tuple[Products, None]:
+    """Return the gradient of the weight of an embedding, whose row of padding has none."""
+    x, slope = x.reshape(len(x), -1), slope.reshape(len(x), -1, slope.shape[-1])
+    if padding is not None:
+        slope = slope.masked_fill((x == padding).unsqueeze(-1), 0)
+    return Products(x.long(), slope.contiguous(), height), None
+
+
+@dataclass(frozen=True)
+class _Window:
+    """How a convolution cuts its inputs into patches; a number for each dimension of places.
+
+    Attributes:
+        size: The size of the kernel.
+        stride: The step from patch to patch.
+        padding: The zeros before and after.
+        dilation: The distance of neighbors in a patch.
+        groups: The number of groups of channels.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def make(cls, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Self:
+        """Return the window of a convolution's weight and options."""
+        size = tuple(weight.shape[2:])
+
+        def spread(value: Any) -> tuple[int, ...]:
+            values = (value,) if isinstance(value, int) else tuple(value)
+            return values * len(size) if len(values) == 1 else values
+
+        dilation = spread(dilation)
+        if padding == "same":
+            both = [step * (length - 1) for step, length in zip(dilation, size, strict=True)]
+            pads = tuple((one // 2, one - one // 2) for one in both)
+        else:
+            pads = tuple((one, one) for one in spread(0 if padding == "valid" else padding))
+        return cls(size, spread(stride), pads, dilation, groups)
+
+    def differentiate(self, x: Tensor, slope: Tensor) -> tuple[Tensor | Products, Tensor]:
+        """Return the gradients of weight and bias of a convolution."""
+        count, dims = len(x), len(self.size)
+        x, slope = (values.reshape(-1, *values.shape[-dims - 1 :]) for values in (x, slope))
+        slope = slope.flatten(2).transpose(1, 2).reshape(count, -1, slope.shape[1])
+        patches = self.cut(x).reshape(count, slope.shape[1], self.groups, -1)
+        if self.groups == 1:
+            return _multiply(slope, patches.squeeze(2)), slope.sum(1)
+        apart = slope.unflatten(2, (self.groups, -1))
+        return torch.einsum("rtgo,rtgc->rgoc", apart, patches).flatten(1), slope.sum(1)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Return what each output is computed from: (n, places, channels · kernel), from inputs (n, channels, ...)."""
+        dims = len(self.size)
+        x = F.pad(x, [one for pair in reversed(self.padding) for one in pair])
+        for place, (size, stride, step) in enumerate(zip(self.size, self.stride, self.dilation, strict=True)):
+            x = x.unfold(2 + place, step * (size - 1) + 1, stride)[..., ::step]
+        # (n, channels, places, kernel) -> (n, places, channels, kernel)
+        x = x.permute(0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
+        return x.flatten(1 + dims).flatten(1, dims)
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor | Products:
+    """Return Σ over t of left[i, t] ⊗ right[i, t] for factors (r, t, m) and (r, t, n), whichever way is faster."""
+    (_, t, m), n = left.shape, right.shape[2]
+    if t == 1:
+        return Products(left.squeeze(1), right.squeeze(1))
+    written = m * n * (t + _PER_ENTRY)
+    kept = _DOUBLE * (t * t * (m + n) + t * m * n) + _PER_FACTOR * t * (m + n)
+    if kept < written:
+        return Products(left, right)
+    return torch.bmm(left.transpose(1, 2), right).flatten(1)
+
+
+def _join(parts: list[Tensor | Products]) -> Tensor | Products:
+    """Return the sum of gradients of one parameter: products side by side, or multiplied out if one is not kept so."""
+    if len(parts) == 1:
+        return parts[0]
+    kept = [part for part in parts if isinstance(part, Products)]
+    if len(kept) == len(parts) and len({part.height for part in kept}) == 1:
+        several = [_with_places(part) for part in kept]
+        return Products(*(torch.cat(factors, 1) for factors in zip(*several, strict=True)), kept[0].height)
+    whole = [part.expand().to(part.right.dtype) if isinstance(part, Products) else part for part in parts]
+    return torch.stack(whole).sum(0)
+
+
+def _with_places(part: Products) -> tuple[Tensor, Tensor]:
+    """Return the factors with a dimension of places."""
+    is_one = part.right.dim() == 2
+    return (part.left.unsqueeze(1), part.right.unsqueeze(1)) if is_one else (part.left, part.right)
