@@ -13,6 +13,7 @@ double. Memory is that of new tensors, as multiples of the non-private pass. One
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -44,6 +45,7 @@ class Mlp(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (n, classes) of numbers (n, features)."""
         out: Tensor = self.last(self.second(self.first(x).relu()).relu())
         return out
 
@@ -59,6 +61,7 @@ class Block(nn.Module):
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the states (n, places, width) after this layer."""
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -80,6 +83,7 @@ class Bert(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (n, classes) of tokens (n, places)."""
         places = torch.arange(x.shape[1], device=x.device).repeat(len(x), 1)
         h = self.norm(self.embedding(x) + self.places(places))
         for block in self.blocks:
@@ -177,10 +181,8 @@ def list_ways(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str,
         "silodp": sum_with_silodp(make(), x, y),
     }
     for name in PEERS:
-        try:
+        with contextlib.suppress(ImportError):
             ways[name] = sum_with_opacus(make(), x, y, name.split()[1])
-        except ImportError:
-            pass
     return ways
 
 

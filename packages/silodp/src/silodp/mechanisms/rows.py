@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from silodp.errors import SilodpError
@@ -74,12 +75,6 @@ class Products:
             return (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1)
         return torch.bmm(left.transpose(1, 2), right).flatten(1)
 
-    def bound_entries(self) -> Tensor:
-        """Return a bound (r,) of the largest entry of each row, without multiplying out; NaN if there is one."""
-        left, right = (factor.abs().amax(-1) for factor in (self.left, self.right))
-        entries = right if self.height else left * right
-        return entries if entries.dim() == 1 else entries.sum(1)
-
     def compute_norms(self) -> Tensor:
         """Return bounds (r,) float64 of the 2-norms of rows that are sums of products.
 
@@ -96,7 +91,8 @@ class Products:
         # The records of a block, in double precision, fit the cache.
         at_once = max(1, _SLICE // (count * (m + n + 2 * count)))
         found: list[Tensor] = []
-        for left, right in zip(self.left.split(at_once), self.right.split(at_once), strict=True):
+        for first in range(0, len(self), at_once):
+            left, right = (factor[first : first + at_once] for factor in (self.left, self.right))
             b = right.double()
             b = torch.bmm(b, b.transpose(1, 2))
             if self.height:
@@ -116,7 +112,8 @@ class Products:
         import torch
 
         right, matrix = self.right.double().flatten(0, -2), value.view(self.shape)
-        scale = coefficients.repeat_interleave(len(right) // len(self))
+        count = len(right) // max(1, len(self))
+        scale = coefficients if count == 1 else coefficients.repeat_interleave(count)
         if self.height:
             matrix.index_add_(0, self.left.flatten(), right.mul_(scale.unsqueeze(1)))
             return
@@ -145,7 +142,9 @@ class FactoredRows:
         import torch
 
         factors = (piece for piece in self.pieces if isinstance(piece, Products))
-        if any({p.right.dtype, torch.float32 if p.height else p.left.dtype} != {torch.float32} for p in factors):
+        if any(
+            {p.right.dtype, torch.float32 if p.height else p.left.dtype} != {torch.float32} for p in factors
+        ):
             raise SilodpError("outer products of rows must be in single precision.", code="method.rows")
 
     def __len__(self) -> int:
@@ -154,33 +153,60 @@ class FactoredRows:
     @property
     def size(self) -> int:
         """The length d of a row."""
-        return sum(math.prod(piece.shape if isinstance(piece, Products) else piece.shape[1:]) for piece in self.pieces)
+        return sum(
+            math.prod(piece.shape if isinstance(piece, Products) else piece.shape[1:])
+            for piece in self.pieces
+        )
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """The norms (r,) that `compute_norms` returns, computed once."""
+        import torch
+
+        # The slope of a linear layer is a factor of its weight, and the row of its bias.
+        known: dict[tuple[int, int], Tensor] = {}
+
+        def compute(matrix: Tensor, columns: int = _COLUMNS_OF_A_FACTOR) -> Tensor:
+            key = id(matrix), min(columns, matrix.shape[1])
+            if key not in known:
+                known[key] = _compute_norms_in_blocks(matrix, columns)
+            return known[key]
+
+        norms: list[Tensor] = []
+        for piece in self.pieces:
+            if not isinstance(piece, Products):
+                norms.append(compute(piece, _COLUMNS))
+            elif piece.left.dim() == piece.right.dim() == 2:
+                norms.append(compute(piece.left) * compute(piece.right))
+            else:
+                norms.append(piece.compute_norms())
+        # Blocks are parts of one row, so their squares add up.
+        whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        return whole
 
     def __getitem__(self, places: Tensor | slice) -> FactoredRows:
         """Return the rows at these places: a slice, (k,) int64 or (r,) bool."""
-        return FactoredRows(
+        some = FactoredRows(
             tuple(p.select(places) if isinstance(p, Products) else p[places] for p in self.pieces)
         )
+        return some._take_norms(self, places)
 
     def __neg__(self) -> FactoredRows:
         # Of copies, as two pieces may share a matrix.
-        return FactoredRows(tuple(p.negate() if isinstance(p, Products) else -p for p in self.pieces))
+        negative = FactoredRows(tuple(p.negate() if isinstance(p, Products) else -p for p in self.pieces))
+        return negative._take_norms(self, slice(None))
+
+    def _take_norms(self, other: FactoredRows, places: Tensor | slice) -> FactoredRows:
+        """Take the norms of other rows, if they are known; return these rows."""
+        if "norms" in vars(other):
+            vars(self)["norms"] = other.norms[places]
+        return self
 
     def expand(self) -> Tensor:
         """Return the rows (r, d) in double precision, which holds products of two single-precision numbers exactly."""
         import torch
 
         return torch.cat([p.expand() if isinstance(p, Products) else p.double() for p in self.pieces], 1)
-
-    def bound_entries(self) -> Tensor:
-        """Return a bound (r,) of the largest entry of each row; NaN if there is one."""
-        import torch
-
-        bounds = [
-            p.bound_entries() if isinstance(p, Products) else torch.linalg.vector_norm(p, torch.inf, dim=1)
-            for p in self.pieces
-        ]
-        return torch.stack(bounds).amax(0)
 
 
 def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
@@ -190,29 +216,7 @@ def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
     be rounded by less than 10⁻¹² of itself, which is the margin of `clip_rows`. A product of two norms is rounded
     twice, so their blocks are shorter.
     """
-    import torch
-
-    if not isinstance(rows, FactoredRows):
-        return _compute_norms_in_blocks(rows)
-    # The slope of a linear layer is a factor of its weight, and the row of its bias.
-    known: dict[int, Tensor] = {}
-
-    def compute(matrix: Tensor) -> Tensor:
-        if id(matrix) not in known:
-            known[id(matrix)] = _compute_norms_in_blocks(matrix, _COLUMNS_OF_A_FACTOR)
-        return known[id(matrix)]
-
-    norms: list[Tensor] = []
-    for piece in rows.pieces:
-        if not isinstance(piece, Products):
-            norms.append(compute(piece))
-        elif piece.left.dim() == piece.right.dim() == 2:
-            norms.append(compute(piece.left) * compute(piece.right))
-        else:
-            norms.append(piece.compute_norms())
-    # Blocks are parts of one row, so their squares add up.
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    return whole
+    return rows.norms if isinstance(rows, FactoredRows) else _compute_norms_in_blocks(rows)
 
 
 def _compute_norms_in_blocks(rows: Tensor, columns: int | None = None) -> Tensor:
@@ -248,6 +252,9 @@ def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor) -> Tensor:
 
 def _add_up(rows: Tensor, coefficients: Tensor, value: Tensor) -> None:
     """Add Σ coefficient·row to `value` (k,) float64, for a matrix (r, k)."""
+    if rows.numel() <= _SLICE and rows.shape[1] <= _COLUMNS:
+        value.addmv_(rows.double().T, coefficients)  # one block
+        return
     for some, cuts in cut_blocks(rows):
         for columns in cuts:
             value[columns] += coefficients[some] @ rows[some, columns].double()

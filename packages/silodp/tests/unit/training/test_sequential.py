@@ -1,6 +1,7 @@
 """Gradients of single records of chains of layers are those of `record_gradients`; other models keep theirs."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -102,10 +103,10 @@ def test_products_are_the_gradients_of_single_records(name):
     params = task.initial(1)
     gradient = SequentialGradient.try_build(task, x, y)
     assert gradient is not None
-    rows = gradient(task.unflatten(params), x, y)
+    (rows,) = gradient(task.unflatten(params), x, y)
     plain = torch.cat([part for _, part in record_gradients(task, params, x, y)])
     torch.testing.assert_close(rows.expand().float(), plain, rtol=1e-4, atol=1e-6)
-    alone = gradient(task.unflatten(params), x[7:8], y[7:8])
+    (alone,) = gradient(task.unflatten(params), x[7:8], y[7:8])
     torch.testing.assert_close(alone.expand(), rows[torch.tensor([7])].expand(), rtol=1e-4, atol=1e-6)
 
 
@@ -120,7 +121,8 @@ def test_a_loss_sees_one_record_at_a_time():
     assert gradient is not None
     params = task.initial(1)
     plain = torch.cat([part for _, part in record_gradients(task, params, x, y)])
-    torch.testing.assert_close(gradient(task.unflatten(params), x, y).expand().float(), plain)
+    (rows,) = gradient(task.unflatten(params), x, y)
+    torch.testing.assert_close(rows.expand().float(), plain)
 
 
 def test_a_loss_may_write_into_its_inputs():
@@ -133,7 +135,8 @@ def test_a_loss_may_write_into_its_inputs():
     assert gradient is not None
     params = task.initial(1)
     plain = torch.cat([part for _, part in record_gradients(task, params, x, y)])
-    torch.testing.assert_close(gradient(task.unflatten(params), x, y).expand().float(), plain)
+    (rows,) = gradient(task.unflatten(params), x, y)
+    torch.testing.assert_close(rows.expand().float(), plain)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -144,9 +147,10 @@ def test_a_record_that_is_not_finite_changes_no_other_row(name, broken):
     gradient = SequentialGradient.try_build(task, x, y)
     assert gradient is not None
     params, others = task.unflatten(task.initial(1)), torch.arange(8) != 3
-    before = gradient(params, x, y)[others].expand()
+    (before,) = gradient(params, x, y)
     x[3] = broken
-    torch.testing.assert_close(gradient(params, x, y)[others].expand(), before)
+    (after,) = gradient(params, x, y)
+    torch.testing.assert_close(after[others].expand(), before[others].expand())
 
 
 class Strided(nn.Module):
@@ -358,7 +362,9 @@ def test_large_records_are_measured_two_at_a_time(monkeypatch):
     task, (x, y) = build(model, shape), example(shape)
     taken, call = [], SequentialGradient.__call__
 
-    def counted(self: SequentialGradient, params: object, x: torch.Tensor, y: torch.Tensor) -> FactoredRows:
+    def counted(
+        self: SequentialGradient, params: object, x: torch.Tensor, y: torch.Tensor
+    ) -> Iterator[FactoredRows]:
         taken.append(len(x))
         return call(self, params, x, y)
 

@@ -216,7 +216,13 @@ def estimate_time(cost_of: Callable[[int], StepCost], steps: int) -> StepTime:
     return StepTime(overhead, untraced, lambda width: cost_of(width).produced / _THROUGHPUT)
 
 
-def plan_rows(cost: StepCost, row_bytes: int, memory_budget: int | None, device: torch.device) -> int:
+def plan_rows(
+    cost: StepCost,
+    row_bytes: int,
+    memory_budget: int | None,
+    device: torch.device,
+    working_sets: int = 1,
+) -> int:
     """Return how many records' gradients to compute at once.
 
     Args:
@@ -224,6 +230,7 @@ def plan_rows(cost: StepCost, row_bytes: int, memory_budget: int | None, device:
         row_bytes: The bytes of one gradient.
         memory_budget: The bytes of all of them; None takes the default one, which stretches to hold a single gradient.
         device: The device that they are computed on.
+        working_sets: How many times the memory in which a step is fastest may be taken.
 
     Raises:
         SilodpError: a given budget cannot hold a single gradient.
@@ -237,7 +244,7 @@ def plan_rows(cost: StepCost, row_bytes: int, memory_budget: int | None, device:
             code="argument.value",
             field="memory_budget",
         )
-    return int(max(1, min(budget // per_row, _working_set(device) // max(1, cost.peak))))
+    return int(max(1, min(budget // per_row, working_sets * _working_set(device) // max(1, cost.peak))))
 
 
 def find_break_even(traced: StepCost, other: StepCost | None = None) -> int:

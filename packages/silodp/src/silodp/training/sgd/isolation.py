@@ -28,7 +28,7 @@ from torch import Tensor
 
 from silodp.data.inputs import get_kind, list_arrays
 from silodp.errors import SilodpError
-from silodp.mechanisms.rows import FactoredRows
+from silodp.mechanisms.rows import FactoredRows, compute_norms
 from silodp.training.gradients import (
     build_looped_record_gradient,
     build_plain_gradient,
@@ -72,10 +72,13 @@ def find_large_records(task: Task, x: Any, y: Tensor | None = None) -> Tensor:
 
 
 def find_large_rows(rows: Tensor | FactoredRows) -> Tensor:
-    """Return which rows (r, d) have an entry beyond `MAX_ENTRY` or one that is not finite, (r,) bool on the CPU."""
-    # No product is multiplied out.
+    """Return which rows (r, d) have an entry beyond `MAX_ENTRY` or one that is not finite, (r,) bool on the CPU.
+
+    Of `FactoredRows`, those of a larger norm.
+    """
+    # No product is multiplied out: no entry is larger than the norm, which clipping needs, too.
     is_factored = isinstance(rows, FactoredRows)
-    largest = rows.bound_entries() if is_factored else torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    largest = compute_norms(rows) if is_factored else torch.linalg.vector_norm(rows, torch.inf, dim=1)
     # "Not at most" instead of "more than": a NaN compares as False, and must be found.
     return ~(largest <= MAX_ENTRY).cpu()
 

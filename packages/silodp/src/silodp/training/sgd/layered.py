@@ -9,14 +9,15 @@ A parameter that the model also uses in another way, such as a tied weight or a 
 which autograd takes the gradient. None is missed: the tensor that the model sees of any other parameter is itself
 differentiated, and where that gives a gradient, the records are computed in the general way.
 
-Source: Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners", section 4; Bu et al. 2023,
-"Differentially Private Optimization on Large Model at Small Cost" (book-keeping).
+Source: Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners", section 4; Bu et al.
+2023, "Differentially Private Optimization on Large Model at Small Cost" (book-keeping).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -27,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 
 from silodp.data.inputs import map_arrays
@@ -43,9 +45,14 @@ from silodp.training.task import Task, flatten_rows
 
 # Operations that a number of a row costs when rows are written, measured and added up, and a number of a factor, in
 # products of single-precision numbers; those in double precision cost two (CPU, benchmarks/engines.py).
-_PER_ENTRY, _PER_FACTOR, _DOUBLE = 60, 20, 2
+_PER_ENTRY, _PER_FACTOR, _DOUBLE = 65, 20, 4
+# Bytes of rows that are written at once on a CPU, whose cache holds them until they are added up, and on a GPU.
+_BLOCK = (24 << 20, 1 << 28)
 # How far gradients in double precision may be from those of the general path, relative to the largest.
 _TOLERANCE = 1e-9
+
+
+_Differentiate = Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]]
 
 
 class _NotKept(Exception):
@@ -61,18 +68,14 @@ class _Use:
         bias: The place of the bias, or None.
         differentiate: (inputs, slopes) -> the gradients of weight and bias.
         inputs: The inputs (r, ...).
-        outputs: The outputs, where `place` is the dimension of records.
-        place: See `outputs`.
-        versions: How often inputs and outputs had been written when the layer ran.
+        place: The dimension of records in the outputs.
     """
 
     weight: int | None
     bias: int | None
-    differentiate: Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]]
+    differentiate: _Differentiate
     inputs: Tensor
-    outputs: Tensor
     place: int
-    versions: tuple[int, int]
 
 
 class LayeredGradient:
@@ -84,27 +87,30 @@ class LayeredGradient:
         general: Computes the same gradients in the general way.
     """
 
+    # Rows are written block by block, so that less than usual of a step's memory is used again and again.
+    working_sets = 2
+
     def __init__(self, task: Task, copied: Sequence[int], general: Callable[..., tuple[Tensor, ...]]) -> None:
         self._task, self._copied, self._general = task, tuple(copied), general
+        self._at_once = sys.maxsize  # records of a block
         self._one = torch.ones(1, dtype=task.dtype, device=task.device)
         self._cloned = [(task.names.index(name), attrgetter(name)) for name in task.cloned]
 
     @classmethod
     def try_build(cls, task: Task, x: Any, y: Tensor) -> Self | None:
-        """Return the gradients, or None where the general path is needed or takes no more operations.
+        """Return the gradients, or None where the general path is needed.
 
         Args:
             task: The model and the loss.
             x: Records (n, ...) of the kind to come, of which no value is looked at.
             y: Their targets (n, ...).
-
-        Raises:
-            SilodpError: the model or loss cannot be trained.
         """
-        build = select_gradient("record", task, x, y)
-        if is_looped(build) or task.dtype != torch.float32:
+        if task.dtype != torch.float32:
             return None
         try:
+            build = select_gradient("record", task, x, y)
+            if is_looped(build):
+                return None
             found = cls(task, (), build(task))
             params = task.unflatten(task.flatten(task.model))
             example = task.list_examples(x, y)
@@ -115,7 +121,13 @@ class LayeredGradient:
             found = cls(task, copied, build(task))
             double = task.replace_model(copy_model(task.model).double(), task.loss)
             checked = cls(double, copied, build(double))
-            return found if checked._equals_general(*double.tensors(*example)) else None
+            if not checked._equals_general(*double.tensors(*example)):
+                return None
+            with seed_torch(task.device, 0):
+                (pieces,) = found._compute_blocks(params, *example)
+            written = sum(piece[0].nbytes for piece in pieces if isinstance(piece, Tensor))
+            found._at_once = max(1, _BLOCK[task.device.type == "cuda"] // max(1, written))
+            return found
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
 
@@ -134,13 +146,13 @@ class LayeredGradient:
         with seed_torch(self._task.device, 1):
             wanted = flatten_rows(self._general(drawn, x, y))
         with seed_torch(self._task.device, 1):
-            pieces = self._compute_pieces(drawn, x, y)
+            (pieces,) = self._compute_blocks(drawn, x, y)
         found = torch.cat([p.expand() if isinstance(p, Products) else p for p in pieces], 1)
         least = _TOLERANCE * float(wanted.abs().max())
         return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=least)
 
-    def __call__(self, params: Sequence[Tensor], x: Any, y: Tensor) -> FactoredRows:
-        """Return the gradients of single records.
+    def __call__(self, params: Sequence[Tensor], x: Any, y: Tensor) -> Iterator[FactoredRows]:
+        """Yield the gradients of single records, block after block.
 
         Args:
             params: The model's parameters, one tensor for each name.
@@ -148,29 +160,33 @@ class LayeredGradient:
             y: The targets (r, ...).
         """
         try:
-            return FactoredRows(self._compute_pieces(params, x, y))
+            yield from map(FactoredRows, self._compute_blocks(params, x, y))
         except _NotKept:
-            return FactoredRows((flatten_rows(self._general(params, x, y)),))
+            yield FactoredRows((flatten_rows(self._general(params, x, y)),))
 
-    def _compute_pieces(self, params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor | Products, ...]:
+    def _compute_blocks(
+        self, params: Sequence[Tensor], x: Any, y: Tensor
+    ) -> Iterator[tuple[Tensor | Products, ...]]:
         uses, slopes, copies, escaped = self._differentiate(params, x, y)
         if any(slope is not None for slope in escaped.values()):
             raise _NotKept("a parameter is used in another way")
-        parts: list[list[Tensor | Products]] = [[] for _ in params]
-        for use, slope in zip(uses, slopes, strict=True):
-            if slope is None:  # no loss depends on these outputs
-                continue
-            weight, bias = use.differentiate(use.inputs, slope.movedim(use.place, 0))
-            for place, part in ((use.weight, weight), (use.bias, bias)):
-                if place is not None and part is not None:
-                    parts[place].append(part)
-        for place, rows in zip(self._copied, copies, strict=True):
-            if rows is not None:
-                parts[place].append(rows.flatten(1))
-        return tuple(
-            _join(found) if found else p.new_zeros(len(y), p.numel())
-            for found, p in zip(parts, params, strict=True)
-        )
+        for first in range(0, len(y), self._at_once):
+            some = slice(first, first + self._at_once)
+            parts: list[list[Tensor | Products]] = [[] for _ in params]
+            for use, slope in zip(uses, slopes, strict=True):
+                if slope is None:  # no loss depends on these outputs
+                    continue
+                weight, bias = use.differentiate(use.inputs[some], slope.movedim(use.place, 0)[some])
+                for place, part in ((use.weight, weight), (use.bias, bias)):
+                    if place is not None and part is not None:
+                        parts[place].append(part)
+            for place, rows in zip(self._copied, copies, strict=True):
+                if rows is not None:
+                    parts[place].append(rows[some].flatten(1))
+            yield tuple(
+                _join(found) if found else p.new_zeros(len(y[some]), p.numel())
+                for found, p in zip(parts, params, strict=True)
+            )
 
     def _differentiate(
         self, params: Sequence[Tensor], x: Any, y: Tensor
@@ -181,8 +197,13 @@ class LayeredGradient:
         with vectorizable_kernels(task.model), torch.enable_grad():
             # What the model sees is another tensor than what known functions compute with.
             seen = [p.detach().requires_grad_() for p in params]
-            copies = tuple(params[place].detach().expand(len(y), *params[place].shape).requires_grad_() for place in self._copied)
-            applied = {place: v.detach().requires_grad_() for place, v in enumerate(values) if place not in self._copied}
+            copies = tuple(
+                params[place].detach().expand(len(y), *params[place].shape).requires_grad_()
+                for place in self._copied
+            )
+            applied = {
+                place: value.detach() for place, value in enumerate(values) if place not in self._copied
+            }
 
             def compute_loss(own: tuple[Tensor, ...], zero: Tensor, record: Any, target: Tensor) -> Tensor:
                 given = list(seen)
@@ -202,13 +223,11 @@ class LayeredGradient:
                 outputs = task.call_with(tuple(given), run)
                 return task.loss.compute(outputs, target.unsqueeze(0), self._one)
 
-            zeros = torch.zeros(len(y), dtype=task.dtype, device=task.device)
+            zeros = torch.zeros(len(y), dtype=task.dtype, device=task.device, requires_grad=True)
             losses = vmap(compute_loss, randomness="different")(copies, zeros, x, y)
-            if any((use.inputs._version, use.outputs._version) != use.versions for use in keeper.uses):
-                raise _NotKept("inputs or outputs of a layer were written into")
             others = list(applied)
-            sources = [use.outputs for use in keeper.uses], copies, [seen[place] for place in others]
-            found = torch.autograd.grad(losses.sum(), [t for part in sources for t in part], allow_unused=True)
+            sources: list[Any] = [*keeper.take_edges(), *copies, *(seen[place] for place in others)]
+            found = torch.autograd.grad(losses.sum(), sources, allow_unused=True)
         uses, own = len(keeper.uses), len(copies)
         return (
             keeper.uses,
@@ -228,7 +247,8 @@ class _Keeper:
     def __init__(self, count: int) -> None:
         self.uses = list[_Use]()
         self._count = count
-        self._known: dict[int, tuple[int, Tensor]] = {}
+        self._written = list[tuple[Tensor, int]]()  # inputs and outputs, and how often each had been written
+        self._known: Mapping[int, tuple[int | None, Tensor | None]] = {}
         self._zero = torch.zeros(())
         convolutions = {f: partial(self._convolve, f) for f in (F.conv1d, F.conv2d, F.conv3d)}
         self._replaced: dict[Any, Callable[..., Any]] = {
@@ -241,7 +261,7 @@ class _Keeper:
             **convolutions,
         }
 
-    def keep(self, known: dict[int, tuple[int, Tensor]], zero: Tensor) -> ReplaceFunctions:
+    def keep(self, known: Mapping[int, tuple[int | None, Tensor | None]], zero: Tensor) -> ReplaceFunctions:
         """Return the mode in which known functions are kept.
 
         Args:
@@ -251,47 +271,69 @@ class _Keeper:
         self._known, self._zero = known, zero
         return ReplaceFunctions(self._replaced)
 
+    def take_edges(self) -> list[GradientEdge]:
+        """Return where the slopes at the outputs of all uses arrive; the outputs themselves are held no longer."""
+        # A layer's gradient follows from what it computed, and not from what was written there later.
+        if any(tensor._version != version for tensor, version in self._written):
+            raise _NotKept("inputs or outputs of a layer were written into")
+        edges = [get_gradient_edge(outputs) for outputs, _ in self._written[1::2]]
+        self._written.clear()
+        return edges
+
     def _find(self, *tensors: Tensor | None) -> list[tuple[int | None, Tensor | None]]:
         """Return the place of each parameter, None where it is not known, and the tensor to compute with."""
-        found = []
-        for tensor in tensors:
-            place = self._known.get(id(tensor)) if torch.is_grad_enabled() else None
-            found.append((None, tensor) if place is None else place)
-        return found
+        known = self._known if torch.is_grad_enabled() else {}
+        return [known.get(id(tensor), (None, tensor)) for tensor in tensors]
 
     def _note(
         self,
         weight: int | None,
         bias: int | None,
-        differentiate: Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]],
+        differentiate: _Differentiate,
         inputs: Tensor,
         outputs: Tensor,
     ) -> Tensor:
         """Keep inputs and outputs, as they are outside of vmap; return the outputs."""
-        if _functorch.maybe_get_bdim(outputs) < 0:  # the same for all records, but its slopes are not
+        inside, inside_place = self._unwrap(inputs)
+        outside, place = self._unwrap(outputs)
+        if place is None or not outside.requires_grad:
+            # Outputs that are the same for all records have slopes of each, and the first layer has slopes, too.
             outputs = outputs + self._zero
-        level = _functorch.maybe_get_level(self._zero)
-        kept = []
-        for tensor in (inputs, outputs):
-            place = _functorch.maybe_get_bdim(tensor)
-            if place >= 0 and _functorch.maybe_get_level(tensor) != level:
-                raise _NotKept("a layer runs in a transformation of the model's own")
-            whole = _functorch.get_unwrapped(tensor) if place >= 0 else tensor.expand(self._count, *tensor.shape)
-            if _functorch.is_functorch_wrapped_tensor(whole):
-                raise _NotKept("a layer runs in a transformation of the model's own")
-            kept.append((whole, max(place, 0)))
-        (inside, inside_place), (outside, place) = kept
-        if not outside.requires_grad:
+            outside, place = self._unwrap(outputs)
+        if place is None or not outside.requires_grad:
             raise _NotKept("outputs of a layer without a gradient")
+        if inside_place is None:
+            inside, inside_place = inside.expand(self._count, *inside.shape), 0
         inside = inside.detach().movedim(inside_place, 0)
-        self.uses.append(_Use(weight, bias, differentiate, inside, outside, place, (inside._version, outside._version)))
+        self._written += [(inside, inside._version), (outside, outside._version)]
+        self.uses.append(_Use(weight, bias, differentiate, inside, place))
         return outputs
+
+    def _unwrap(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+        """Return a tensor as it is outside of vmap, and the dimension of records, None if it has none."""
+        place: int = _functorch.maybe_get_bdim(tensor)
+        whole: Tensor = _functorch.get_unwrapped(tensor) if place >= 0 else tensor
+        level = _functorch.maybe_get_level(self._zero)
+        if _functorch.is_functorch_wrapped_tensor(whole) or (
+            place >= 0 and _functorch.maybe_get_level(tensor) != level
+        ):
+            raise _NotKept("a layer runs in a transformation of the model's own")
+        return whole, place if place >= 0 else None
 
     def _apply_linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         (place, w), (bias_place, b) = self._find(weight, bias)
-        if place is None:
+        if place is None or w is None:
             return F.linear(input, weight, bias)
-        return self._note(place, bias_place, _differentiate_linear, input, F.linear(input, w, b))
+        inside, dim = self._unwrap(input)
+        if dim is None or (b is not None and self._unwrap(b)[1] is not None):
+            outputs = F.linear(input, w, b)
+        else:
+            # Outside of vmap, which would take the sum with the bias apart.
+            inside = inside.movedim(dim, 0)
+            whole = F.linear(inside.reshape(-1, inside.shape[-1]), w, b)
+            whole = whole.view(*inside.shape[:-1], -1)
+            outputs = _functorch._add_batch_dim(whole, 0, _functorch.maybe_get_level(self._zero))
+        return self._note(place, bias_place, _differentiate_linear, input, outputs)
 
     def _convolve(
         self,
@@ -326,7 +368,9 @@ class _Keeper:
             return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
         height = len(weight)
         padding = None if padding_idx is None else padding_idx % height
-        return self._note(place, None, partial(_differentiate_lookup, height, padding), input, F.embedding(input, w))
+        return self._note(
+            place, None, partial(_differentiate_lookup, height, padding), input, F.embedding(input, w)
+        )
 
     def _normalize(
         self,
@@ -340,7 +384,11 @@ class _Keeper:
         return self._scale(normal, weight, bias, partial(_sum_over_vectors, math.prod(normalized_shape)))
 
     def _normalize_squares(
-        self, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+        self,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
     ) -> Tensor:
         normal = F.rms_norm(input, normalized_shape, eps=eps)
         return self._scale(normal, weight, None, partial(_sum_over_vectors, math.prod(normalized_shape)))
@@ -365,13 +413,17 @@ class _Keeper:
         shape: tuple[int, ...] | None = None,
     ) -> Tensor:
         """Return normalized numbers times a weight, plus a bias, both in a shape that broadcasts to them."""
-        places, tensors = zip(*self._find(weight, bias), strict=True)
-        scale, shift = (t if t is None or shape is None else t.reshape(shape) for t in tensors)
+        (weight_place, w), (bias_place, b) = self._find(weight, bias)
+        scale, shift = (t if t is None or shape is None else t.reshape(shape) for t in (w, b))
         outputs = normal if scale is None else normal * scale
         outputs = outputs if shift is None else outputs + shift
-        if places == (None, None):
+        if weight_place is None and bias_place is None:
             return outputs
-        return self._note(*places, lambda x, slope: (add_up(x * slope), add_up(slope)), normal, outputs)
+
+        def differentiate(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+            return add_up(x * slope), add_up(slope)
+
+        return self._note(weight_place, bias_place, differentiate, normal, outputs)
 
     def _attend(self, *args: Any, **options: Any) -> Any:
         with ReplaceFunctions(self._replaced):
@@ -399,10 +451,12 @@ def _sum_over_channels(values: Tensor) -> Tensor:
 def _differentiate_linear(x: Tensor, slope: Tensor) -> tuple[Tensor | Products, Tensor]:
     """Return the gradients of weight and bias of a linear layer."""
     x, slope = (values.reshape(len(values), -1, values.shape[-1]) for values in (x, slope))
-    return _multiply(slope, x), slope.sum(1)
+    return _multiply(slope, x)
 
 
-def _differentiate_lookup(height: int, padding: int | None, x: Tensor, slope: Tensor) -> tuple[Products, None]:
+def _differentiate_lookup(
+    height: int, padding: int | None, x: Tensor, slope: Tensor
+) -> tuple[Products, None]:
     """Return the gradient of the weight of an embedding, whose row of padding has none."""
     x, slope = x.reshape(len(x), -1), slope.reshape(len(x), -1, slope.shape[-1])
     if padding is not None:
@@ -452,8 +506,8 @@ class _Window:
         slope = slope.flatten(2).transpose(1, 2).reshape(count, -1, slope.shape[1])
         patches = self.cut(x).reshape(count, slope.shape[1], self.groups, -1)
         if self.groups == 1:
-            return _multiply(slope, patches.squeeze(2)), slope.sum(1)
-        apart = slope.unflatten(2, (self.groups, -1))
+            return _multiply(slope, patches.squeeze(2))
+        apart = slope.view(*slope.shape[:2], self.groups, -1)
         return torch.einsum("rtgo,rtgc->rgoc", apart, patches).flatten(1), slope.sum(1)
 
     def cut(self, x: Tensor) -> Tensor:
@@ -467,16 +521,19 @@ class _Window:
         return x.flatten(1 + dims).flatten(1, dims)
 
 
-def _multiply(left: Tensor, right: Tensor) -> Tensor | Products:
-    """Return Σ over t of left[i, t] ⊗ right[i, t] for factors (r, t, m) and (r, t, n), whichever way is faster."""
+def _multiply(left: Tensor, right: Tensor) -> tuple[Tensor | Products, Tensor]:
+    """Return Σ over t of left[i, t] ⊗ right[i, t], for factors (r, t, m) and (r, t, n), and Σ left[i, t].
+
+    The products are multiplied out where that takes less time.
+    """
     (_, t, m), n = left.shape, right.shape[2]
     if t == 1:
-        return Products(left.squeeze(1), right.squeeze(1))
+        left = left.squeeze(1)
+        return Products(left, right.squeeze(1)), left
     written = m * n * (t + _PER_ENTRY)
     kept = _DOUBLE * (t * t * (m + n) + t * m * n) + _PER_FACTOR * t * (m + n)
-    if kept < written:
-        return Products(left, right)
-    return torch.bmm(left.transpose(1, 2), right).flatten(1)
+    whole = Products(left, right) if kept < written else torch.bmm(left.transpose(1, 2), right).flatten(1)
+    return whole, left.sum(1)
 
 
 def _join(parts: list[Tensor | Products]) -> Tensor | Products:
@@ -486,7 +543,8 @@ def _join(parts: list[Tensor | Products]) -> Tensor | Products:
     kept = [part for part in parts if isinstance(part, Products)]
     if len(kept) == len(parts) and len({part.height for part in kept}) == 1:
         several = [_with_places(part) for part in kept]
-        return Products(*(torch.cat(factors, 1) for factors in zip(*several, strict=True)), kept[0].height)
+        left, right = (torch.cat(factors, 1) for factors in zip(*several, strict=True))
+        return Products(left, right, kept[0].height)
     whole = [part.expand().to(part.right.dtype) if isinstance(part, Products) else part for part in parts]
     return torch.stack(whole).sum(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,11 +129,15 @@ class RecordGradients:
         if not isolate_units:
             self._alone = find_large_records(task, self._x, self._y)
         self._max_traced = 0  # records of a batch
-        self._sequential: SequentialGradient | None = None
+        self._sequential: SequentialGradient | LayeredGradient | None = None
         if isolate_units or not len(self._x):
             return
         self._sequential = task.engine.get(
-            ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y) or LayeredGradient.try_build(task, self._x, self._y)
+            ("sequential", self._kind),
+            lambda: (
+                SequentialGradient.try_build(task, self._x, self._y)
+                or LayeredGradient.try_build(task, self._x, self._y)
+            ),
         )
         if should_trace(batches):
             self._build = select_gradient("record", task, self._x, self._y)
@@ -186,23 +191,31 @@ class RecordGradients:
         yield batch, flatten_rows([part[: len(batch)] for part in parts])
 
     def _differentiate_chunks(
-        self, gradient: SequentialGradient, params: Tensor, batch: Tensor
+        self, gradient: SequentialGradient | LayeredGradient, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, FactoredRows]]:
         start = self._task.unflatten(self._task.validate_params(params))
         cost = self._measure_sequential_cost(gradient)
         # The caller still holds the chunk before, which is about half of what a step takes.
-        at_once = plan_rows(cost, cost.peak // 2, None, self._task.device)
+        at_once = plan_rows(cost, cost.peak // 2, None, self._task.device, gradient.working_sets)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
             with seed_torch(self._task.device, draw_seed(self._generator)):
-                rows = gradient(start, self._x[records], self._y[records])
-            yield records, rows
+                blocks = gradient(start, self._x[records], self._y[records])
+                block = next(blocks, None)  # no random number is drawn after the first one
+            begin = 0
+            while block is not None:
+                yield records[begin : begin + len(block)], block
+                begin += len(block)
+                block = next(blocks, None)
 
-    def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
+    def _measure_sequential_cost(self, gradient: SequentialGradient | LayeredGradient) -> StepCost:
         """Return the cost of one record's gradient."""
 
         def cost() -> StepCost:
-            data = (self._task, self._x, self._y, gradient)
+            def compute(*inputs: Any) -> None:
+                deque(gradient(*inputs), maxlen=1)  # the caller holds one block while the next is computed
+
+            data = (self._task, self._x, self._y, compute)
             # Of many records, each takes little of what a step takes once; but many large images would not fit.
             few = _measure_copies(2, *data)
             fits = _MIN_BATCH * few.peak <= default_memory_budget(self._task.device)

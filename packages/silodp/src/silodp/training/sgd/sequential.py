@@ -9,7 +9,7 @@ Per-Example Gradient Computations"), and a product of matrices for a convolution
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -35,6 +35,8 @@ class SequentialGradient:
         task: The model and the loss.
         layers: The layers of the model in their order, as `try_build` lists them.
     """
+
+    working_sets = 1
 
     def __init__(self, task: Task, layers: Sequence[nn.Module]) -> None:
         self._task = task
@@ -63,14 +65,14 @@ class SequentialGradient:
         gradient, params = cls(task, layers), task.unflatten(task.flatten(task.model))
         try:
             with seed_torch(task.device, 0):
-                sizes = {gradient(params, *task.repeat_examples(x, y, count)).size for count in (1, 2)}
+                sizes = {next(gradient(params, *task.repeat_examples(x, y, count))).size for count in (1, 2)}
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
         # A layer's weight may have another shape than the layer says.
         return gradient if sizes == {task.size} else None
 
-    def __call__(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> FactoredRows:
-        """Return the gradients of single records.
+    def __call__(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> Iterator[FactoredRows]:
+        """Yield the gradients of single records, in one block.
 
         Args:
             params: The model's parameters, one tensor for each name.
@@ -102,7 +104,7 @@ class SequentialGradient:
         trained = ((layer, count) for layer, count in self._layers if count > 0)
         for (layer, count), inside, slope in zip(trained, inputs, slopes, strict=True):
             pieces += _differentiate(layer, inside, slope)[:count]
-        return FactoredRows(tuple(pieces))
+        yield FactoredRows(tuple(pieces))
 
     def _loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         one = torch.ones(1, dtype=self._task.dtype, device=self._task.device)

@@ -1,0 +1,337 @@
+"""Gradients of single records by the inputs and slopes of layers, in any module, are those of plain autograd."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from silodp.data.inputs import NamedArrays
+from silodp.mechanisms.clipping import clip_rows, sum_rows
+from silodp.mechanisms.rows import FactoredRows, Products
+from silodp.training.losses import cross_entropy
+from silodp.training.model_state import seed_torch
+from silodp.training.sgd import RecordGradients, layered
+from silodp.training.sgd.layered import LayeredGradient
+from silodp.training.sgd.records import record_gradients
+from silodp.training.task import Task
+from support.oracles import expand_rows
+
+TABLE, WORDS, TOKENS, IMAGE = (6,), (5, 6), (7,), (2, 8, 9)
+
+
+class Own(nn.Module):
+    """A module that computes a function of itself and its inputs."""
+
+    def __init__(self, function: Callable[..., Tensor], **parts: object) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def chain(*parts: nn.Module) -> nn.Module:
+    """Return a chain that is no nn.Sequential."""
+
+    def run(m: Own, x: Tensor) -> Tensor:
+        for part in m.parts:
+            x = part(x)
+        return x
+
+    return Own(run, parts=nn.ModuleList(parts))
+
+
+def convolution(places: int, **options: object) -> nn.Module:
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[places - 1]
+    return chain(kind(2, 4, 3, **options), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
+
+
+def attend(m: Own, x: Tensor) -> Tensor:
+    q, k, v = m.q(x), m.k(x), m.v(x)
+    return m.head((F.scaled_dot_product_attention(q, k, v) + x).flatten(1))
+
+
+def read(m: Own, x: Tensor) -> Tensor:
+    h = m.tokens(x) + m.places(torch.arange(x.shape[1]))  # places have no dimension of records
+    return m.head(m.norm(h).mean(1))
+
+
+def tie(m: Own, x: Tensor) -> Tensor:
+    return F.linear(m.layer(m.tokens(x)).mean(1), m.tokens.weight)[:, :3]
+
+
+def no_grad(m: Own, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = m.first(x)
+    return m.last(torch.cat([h, m.second(x).detach(), m.third(x)], 1))
+
+
+def lin(m: int = 6, n: int = 6, **options: object) -> nn.Linear:
+    return nn.Linear(m, n, **options)
+
+
+# name -> the model, the shape of a record, and the parameters of which every record has a copy
+KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
+    "linear": (lambda: chain(lin(), nn.Tanh(), lin(6, 3, bias=False)), TABLE, set()),
+    "words": (lambda: chain(lin(), nn.GELU(), nn.Flatten(), lin(30, 3)), WORDS, set()),
+    "twice": (lambda: Own(lambda m, x: m.b(m.a(m.a(x).tanh())), a=lin(), b=lin(6, 3)), TABLE, set()),
+    "twice on words": (
+        lambda: Own(lambda m, x: m.b(m.a(m.a(x).tanh()).mean(1)), a=lin(), b=lin(6, 3)), WORDS, set()),
+    "functional": (
+        lambda: Own(lambda m, x: F.linear(F.layer_norm(x, (6,), m.n.weight, m.n.bias), m.a.weight), a=lin(6, 3),
+                    n=nn.LayerNorm(6)), TABLE, set()),
+    "gate": (
+        lambda: Own(lambda m, x: m.b(x + m.gate * m.a(x)), a=lin(), b=lin(6, 3), gate=nn.Parameter(torch.ones(6))),
+        TABLE, {"gate"}),
+    "residual": (lambda: Own(lambda m, x: m.b(x + m.a(x).tanh()), a=lin(), b=lin(6, 3)), TABLE, set()),
+    "first dimensions flattened": (
+        lambda: Own(lambda m, x: m.b(m.a(x.reshape(-1, 6)).tanh().reshape(len(x), -1)), a=lin(), b=lin(30, 3)),
+        WORDS, set()),
+    "transposed": (
+        lambda: Own(lambda m, x: m.b(m.a(x.transpose(1, 2)).transpose(0, 2)[:, 0].T), a=lin(5, 4), b=lin(4, 3)),
+        WORDS, set()),
+    "norms": (
+        lambda: chain(nn.LayerNorm(6), lin(), nn.RMSNorm((5, 6)), nn.GroupNorm(5, 5), nn.LayerNorm(6, bias=False),
+                      nn.Flatten(), lin(30, 3)), WORDS, set()),
+    "norm of images": (
+        lambda: chain(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)), IMAGE,
+        set()),
+    "attention": (lambda: Own(attend, q=lin(), k=lin(), v=lin(), head=lin(30, 3)), WORDS, set()),
+    "torch's attention": (
+        lambda: Own(lambda m, x: m.head(m.a(x, x, x)[0].flatten(1)), a=nn.MultiheadAttention(6, 2, batch_first=True),
+                    head=lin(30, 3)), WORDS, set()),
+    "torch's transformer": (
+        lambda: chain(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), nn.Flatten(), lin(30, 3)), WORDS, set()),
+    "tokens": (
+        lambda: Own(read, tokens=nn.Embedding(9, 6, padding_idx=0), places=nn.Embedding(7, 6), norm=nn.LayerNorm(6),
+                    head=lin(6, 3)), TOKENS, set()),
+    "tied": (lambda: Own(tie, tokens=nn.Embedding(9, 6), layer=lin()), TOKENS, set()),
+    "parts without gradients": (lambda: Own(no_grad, first=lin(6, 2), second=lin(6, 2), third=lin(6, 2),
+                                            last=lin(6, 3)), TABLE, set()),
+    "signal": (lambda: convolution(1, stride=2, padding=1), (2, 9), set()),
+    "image": (lambda: convolution(2), IMAGE, set()),
+    "options of images": (lambda: convolution(2, stride=(2, 1), padding=(0, 2), dilation=(1, 2), bias=False), IMAGE,
+                          set()),
+    "same": (lambda: convolution(2, padding="same", dilation=(2, 1)), IMAGE, set()),
+    "reflect": (lambda: convolution(2, padding=1, padding_mode="reflect"), IMAGE, set()),
+    "groups": (lambda: convolution(2, groups=2), IMAGE, set()),
+    "kernel of two": (lambda: chain(nn.Conv2d(2, 4, 2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)), IMAGE, set()),
+    "volume": (lambda: convolution(3, padding=1), (2, 4, 5, 3), set()),
+    "channels without records": (
+        lambda: Own(lambda m, x: m.head(m.c(x[0]).flatten(0)).unsqueeze(0) if len(x) == 1 else m.head(m.c(x).flatten(1)),
+                    c=nn.Conv2d(2, 4, 3), head=nn.LazyLinear(3)), IMAGE, set()),
+}  # fmt: skip
+
+
+def make(name: str, count: int = 9) -> tuple[Task, Tensor, Tensor]:
+    build, shape, _ = KNOWN[name]
+    torch.manual_seed(0)
+    rng, model = np.random.default_rng(0), build()
+    if shape == TOKENS:
+        x = torch.from_numpy(rng.integers(9, size=(count, *shape)))
+    else:
+        x = torch.from_numpy(rng.normal(size=(count, *shape)).astype(np.float32))
+    with torch.no_grad():
+        model(x[:2])  # lazy layers learn their sizes
+    return Task(model, cross_entropy()), x, torch.from_numpy(rng.integers(3, size=count))
+
+
+def draw(task: Task) -> Tensor:
+    return task.initial(1) + 0.1 * torch.randn(task.size, generator=torch.Generator().manual_seed(2))
+
+
+def differentiate(task: Task, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the gradients of one record after the other, by plain autograd in double precision."""
+    double, rows = task.replace_model(copy.deepcopy(task.model).double(), task.loss), []
+    x = x.double() if x.is_floating_point() else x
+    for i in range(len(x)):
+        leaves = [p.detach().double().requires_grad_() for p in task.unflatten(params)]
+        loss = double.objective(tuple(leaves), x[i : i + 1], y[i : i + 1], torch.ones(1, dtype=torch.float64))
+        found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        rows.append(torch.cat([g.flatten() for g in found]))
+    return torch.stack(rows)
+
+
+def compute(gradient: LayeredGradient, task: Task, params: Tensor, x: object, y: Tensor) -> Tensor:
+    return torch.cat([rows.expand() for rows in gradient(task.unflatten(params), x, y)])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_gradients_and_clipped_sums_are_those_of_plain_autograd(name, kept, monkeypatch):
+    monkeypatch.setattr(layered, "_PER_ENTRY", 1e9 if kept else 0)  # keep products, or multiply them out
+    task, x, y = make(name)
+    params = draw(task)
+    gradient = LayeredGradient.try_build(task, x, y)
+    assert gradient is not None
+    assert {task.names[place] for place in gradient._copied} == KNOWN[name][2]
+    found = compute(gradient, task, params, x, y)
+    gradient._at_once = 4
+    blocks = list(gradient(task.unflatten(params), x, y))
+    assert [len(rows) for rows in blocks] == [4, 4, 1]
+    wanted = differentiate(task, params, x, y)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+    total, clip = torch.zeros(task.size, dtype=torch.float64), float(wanted.norm(dim=1).median())
+    for rows in blocks:
+        clipped = clip_rows(torch.arange(len(rows)), rows, clip)
+        total += sum_rows(clipped, clipped.factors)
+    factors = (clip / wanted.norm(dim=1)).clamp(max=1)
+    torch.testing.assert_close(total, factors @ wanted, rtol=0, atol=1e-6 * float(total.norm()))
+
+
+def test_named_inputs_and_constant_parts_are_taken():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.frozen, self.last = nn.Embedding(9, 4), nn.Linear(6, 6), nn.Linear(10, 3)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, codes: Tensor, numeric: Tensor) -> Tensor:
+            return self.last(torch.cat([self.tokens(codes).sum(1), self.frozen(numeric).tanh()], 1))
+
+    task, y = Task(Named(), cross_entropy()), torch.arange(8) % 3
+    x = NamedArrays({"codes": torch.arange(24).reshape(8, 3) % 9, "numeric": torch.randn(8, 6)})
+    gradient, params = LayeredGradient.try_build(task, x, y), draw(task)
+    assert gradient is not None
+    plain = torch.cat([part for _, part in record_gradients(task, params, x, y)])
+    torch.testing.assert_close(compute(gradient, task, params, x, y).float(), plain, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_draws_as_in_the_general_path():
+    model = chain(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 3), nn.Dropout(0.1))
+    task, (x, y) = Task(model, cross_entropy()), make("linear")[1:]
+    gradient, params = LayeredGradient.try_build(task, x, y), draw(task)
+    assert gradient is not None
+    with seed_torch(task.device, 5):
+        found = compute(gradient, task, params, x, y).float()
+    with seed_torch(task.device, 5):
+        wanted = layered.flatten_rows(gradient._general(task.unflatten(params), x, y))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    assert len(torch.unique(compute(gradient, task, params, x[:1].expand(9, 6), y[:1].expand(9)), dim=0)) == 9
+
+
+def overwrite_outputs(m: Own, x: Tensor) -> Tensor:
+    return m.b(m.a(x).relu_())
+
+
+def overwrite_inputs(m: Own, x: Tensor) -> Tensor:
+    h = x + 1
+    out = m.a(h)
+    h.mul_(2)
+    return m.b(out + h)
+
+
+def use_otherwise(m: Own, x: Tensor) -> Tensor:
+    return m.b(m.a(x) @ m.a.weight + m.a.bias)
+
+
+def use_bias_otherwise(m: Own, x: Tensor) -> Tensor:
+    return m.b(m.a(x) * m.a.bias)
+
+
+def differentiate_inside(m: Own, x: Tensor) -> Tensor:
+    return m.b(torch.func.vmap(m.a)(x))
+
+
+AT_RUN = (overwrite_outputs, use_otherwise, use_bias_otherwise, differentiate_inside)
+
+
+def switch_to(function: Callable[..., Tensor]) -> tuple[LayeredGradient, Task, Tensor, Tensor]:
+    """Return gradients of a model that computes another function since they were built."""
+
+    def switched(m: Own, x: Tensor) -> Tensor:
+        return function(m, x) if m.switch["on"] else m.b(m.a(x).tanh())
+
+    _, x, y = make("linear")
+    task = Task(Own(switched, a=lin(), b=lin(6, 3), switch={"on": False}), cross_entropy())
+    gradient = LayeredGradient.try_build(task, x, y)
+    assert gradient is not None
+    task.model.switch["on"] = True
+    return gradient, task, x, y
+
+
+@pytest.mark.parametrize("function", AT_RUN)
+def test_what_does_not_follow_from_inputs_and_slopes_is_computed_in_the_general_way(function):
+    gradient, task, x, y = switch_to(function)
+    params = draw(task)
+    (rows,) = gradient(task.unflatten(params), x, y)
+    assert isinstance(rows.pieces[0], Tensor)
+    wanted = differentiate(task, params, x, y)
+    torch.testing.assert_close(rows.expand(), wanted, rtol=1e-4, atol=1e-6)
+    built = LayeredGradient.try_build(Task(task.model, cross_entropy()), x, y)
+    if built is not None:
+        torch.testing.assert_close(compute(built, task, params, x, y), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_that_are_overwritten_are_refused_as_by_autograd():
+    gradient, task, x, y = switch_to(overwrite_inputs)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        next(gradient(task.unflatten(draw(task)), x, y))
+
+
+def test_gradients_that_differ_from_the_general_path_are_not_taken(monkeypatch):
+    task, x, y = make("words")
+    differentiate_linear = layered._differentiate_linear
+    monkeypatch.setattr(
+        layered, "_differentiate_linear", lambda a, b: differentiate_linear(a, b * (1 + 1e-6))
+    )
+    assert LayeredGradient.try_build(task, x, y) is None
+    chunks = list(RecordGradients(task, x, y, 1, torch.Generator()).of(task.initial(0), torch.arange(9)))
+    assert all(isinstance(rows, Tensor) for _, rows in chunks)
+
+
+OTHERS = {
+    "most of it is used otherwise": lambda: Own(lambda m, x: x @ m.w, w=nn.Parameter(torch.randn(6, 3))),
+    "double": lambda: chain(lin(6, 3)).double(),
+    "recurrent": lambda: Own(lambda m, x: m.b(m.a(x.unsqueeze(1))[0][:, 0]), a=nn.LSTM(6, 4, batch_first=True),
+                             b=lin(4, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_left_to_the_general_path(name):
+    _, x, y = make("linear")
+    task = Task(OTHERS[name](), cross_entropy())
+    assert LayeredGradient.try_build(task, *task.tensors(x, y)) is None
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name][1] != TOKENS])
+def test_a_record_that_is_not_finite_changes_no_other_row_and_counts_as_everywhere(name, broken):
+    task, x, y = make(name)
+    params, others = draw(task), torch.arange(9) != 3
+    gradients = RecordGradients(task, x, y, 1, torch.Generator())
+    assert isinstance(gradients._sequential, LayeredGradient)
+    before = compute(gradients._sequential, task, params, x, y)[others]
+    x[3] = broken
+    after = compute(gradients._sequential, task, params, x, y)[others]
+    torch.testing.assert_close(after, before)
+    rows = {}
+    for batch, found in RecordGradients(task, x, y, 1, torch.Generator()).of(params, torch.arange(9)):
+        clipped = clip_rows(batch, found, 1.0)
+        rows |= dict(zip(batch.tolist(), clipped.factors.tolist(), strict=True))
+    alone = RecordGradients(task, x, y, 1, torch.Generator(), isolate_units=True)
+    for batch, found in alone.of(params, torch.arange(9)):
+        clipped = clip_rows(batch, found, 1.0)
+        for unit, factor in zip(batch.tolist(), clipped.factors.tolist(), strict=True):
+            assert (rows[unit] == 0) == (factor == 0)
+
+
+def test_rows_are_kept_as_products_where_that_is_faster():
+    wide, deep = torch.randn(2, 3, 200), torch.randn(2, 300, 20)
+    assert isinstance(layered._multiply(wide, wide)[0], Products)
+    assert isinstance(layered._multiply(deep, deep)[0], Tensor)
+
+
+def test_dp_sgd_takes_them(monkeypatch):
+    task, x, y = make("attention")
+    for _, rows in RecordGradients(task, x, y, 1, torch.Generator()).of(draw(task), torch.arange(9)):
+        assert isinstance(rows, FactoredRows)
+        assert expand_rows(rows).shape == (9, task.size)
