@@ -10,7 +10,7 @@ trained as a silo does, with and without one person who has many records and one
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from silodp.errors import SilodpError
 from silodp.training import LocalTraining, Task, cross_entropy, user_updates
 from silodp.training.sgd import RecordGradients
+from silodp.training.sgd.layered import LayeredGradient
 
 WIDTH = 6
 Rows = dict[int, Tensor]
@@ -194,6 +195,27 @@ class Kept(Part):
         self.top, self.slot, self.inside = limit, limit, [inside]
 
 
+class Layers(nn.Module):
+    """h + a layer of torch that is applied twice, whose inputs and slopes give the gradients of records."""
+
+    def __init__(self, kind: str, gated: bool) -> None:
+        super().__init__()
+        layers: dict[str, Callable[[], nn.Module]] = {
+            "linear layer": lambda: nn.Linear(WIDTH, WIDTH),
+            "layer norm": lambda: nn.LayerNorm(WIDTH),
+            "convolution": lambda: nn.Conv1d(1, 1, 3, padding=1),
+        }
+        self.layer, self.gated = layers[kind](), gated
+
+    def forward(self, h: Tensor) -> Tensor:
+        for _ in range(2):
+            places = h.unsqueeze(1) if isinstance(self.layer, nn.Conv1d) else h
+            found = self.layer(places).reshape(h.shape)
+            # A use of the weight that is no layer: every record has a copy of it.
+            h = h + (found * self.layer.weight.mean() if self.gated else found)
+        return h
+
+
 class Buffer(Part):
     """Keeps it in a buffer, by operations that vmap can run."""
 
@@ -233,21 +255,35 @@ def observed() -> nn.Module:
 
 
 WAYS = ("attribute", "slot", "class", "list", "closure", "buffer")
+LAYERS = ("linear layer", "layer norm", "convolution")
 OTHERS: dict[str, Callable[[], nn.Module]] = {"alias": Alias, "hook": hooked, "observer": observed}
 
 
-def compose(rng: np.random.Generator) -> tuple[str, bool, Callable[[], nn.Module]]:
-    """Draw a model; returned are what it is made of, whether all of it keeps records apart, and what builds it."""
+def compose(rng: np.random.Generator, layered: bool) -> tuple[str, bool, Callable[[], nn.Module]]:
+    """Draw a model; returned are what it is made of, whether all of it keeps records apart, and what builds it.
+
+    With `layered`, half of what keeps records apart are layers whose parameters are used several times.
+    """
     kinds, layers, is_apart = [], list[Callable[[], nn.Module]](), True
     for _ in range(rng.integers(1, 4)):
         kind = rng.choice(["apart", "mixing", "state", "other"], p=[0.5, 0.25, 0.15, 0.1])
-        is_apart &= kind == "apart"
+        if kind == "apart" and layered and rng.integers(2):
+            kind = "layers"
+        is_apart &= kind in ("apart", "layers")
         gated, limit = bool(rng.integers(2)), float(rng.choice([10.0, 500.0, 5000.0]))
-        names = {"apart": tuple(APART), "mixing": tuple(MIXING), "state": WAYS, "other": tuple(OTHERS)}[kind]
+        names = {
+            "apart": tuple(APART),
+            "layers": LAYERS,
+            "mixing": tuple(MIXING),
+            "state": WAYS,
+            "other": tuple(OTHERS),
+        }[kind]
         name = str(rng.choice(names))
         kinds.append(f"{name}{' behind a gate' if gated and kind != 'other' else ''}")
         if kind == "other":
             layers.append(OTHERS[name])
+        elif kind == "layers":
+            layers.append(lambda n=name, g=gated: Layers(n, g))
         elif kind == "state":
             layers.append(
                 lambda n=name, g=gated, top=limit: Buffer(g, top) if n == "buffer" else Kept(n, g, top)
@@ -348,12 +384,12 @@ def measure(
     return total, moved
 
 
-def check_compositions(seeds: range) -> tuple[int, int]:
+def check_compositions(seeds: range, engines: Sequence[str] = ENGINES) -> tuple[int, int]:
     """Return how many models were trained, and how many were refused."""
     broken, trained = [], 0
     for seed in seeds:
-        rng, engine = np.random.default_rng(seed), ENGINES[seed % len(ENGINES)]
-        parts, is_apart, build = compose(rng)
+        rng, engine = np.random.default_rng(seed), engines[seed % len(engines)]
+        parts, is_apart, build = compose(rng, layered=engine.startswith("record"))
         result = measure(build, rng, engine)
         trained += result is not None
         if result is None and is_apart:
@@ -367,6 +403,17 @@ def check_compositions(seeds: range) -> tuple[int, int]:
 def test_composed_models_keep_persons_and_records_apart_or_are_refused() -> None:
     trained, refused = check_compositions(range(12))
     assert min(trained, refused) >= 3
+
+
+def test_gradients_by_inputs_and_slopes_of_composed_layers_keep_records_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken, call = list[LayeredGradient](), LayeredGradient.__call__
+    monkeypatch.setattr(LayeredGradient, "__call__", lambda *args: taken.append(args[0]) or call(*args))
+    trained, refused = check_compositions(range(20), ("record",))
+    assert min(trained, refused) >= 3
+    assert len({id(gradient) for gradient in taken}) >= 10  # two for each model that was trained so
+    assert any(gradient._copied for gradient in taken)
 
 
 @pytest.mark.slow

@@ -80,8 +80,9 @@ class Products:
 
         ‖Σ a⊗b‖² is Σ (AAᵀ ∘ BBᵀ) over pairs of products. Where they cancel, the norm is small beside S = Σ ‖a‖·‖b‖,
         and rounding could make it smaller still. A dot product of k numbers is rounded by less than k·u of the product
-        of norms (u = 2⁻⁵³), so the sum by less than (m + n + t² + 2)·u·S², and the multiplied-out row by less than
-        (t + 2)·u·S. Twice each is added: the row, as it is then added up, is no longer than what is returned.
+        of norms (u = 2⁻⁵³), hence the sum by less than (m + n + t² + 2)·u·S²; and the row, where it is multiplied out,
+        by less than (t + 2)·u·S, hence the square of its norm by less than twice as much as the sum. Three times is
+        added, so that no row is longer than what is returned, as it is and as it is added up.
 
         Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.1.
         """
@@ -103,8 +104,8 @@ class Products:
             pairs = a.mul_(b)
             # The diagonal holds the squares of ‖a‖·‖b‖.
             total = pairs.diagonal(dim1=1, dim2=2).sqrt().sum(1)
-            squares = pairs.sum((1, 2)).clamp_min(0) + 2 * (m + n + count**2 + 2) * _UNIT * total.square()
-            found.append(squares.sqrt() + 2 * (count + 2) * _UNIT * total)
+            rounding = 3 * (m + n + count**2 + 2) * _UNIT * total.square()
+            found.append((pairs.sum((1, 2)).clamp_min(0) + rounding).sqrt())
         return torch.cat(found)
 
     def add_up(self, coefficients: Tensor, value: Tensor) -> None:

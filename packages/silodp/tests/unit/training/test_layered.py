@@ -108,7 +108,8 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
         lambda: Own(lambda m, x: m.head(m.a(x, x, x)[0].flatten(1)), a=nn.MultiheadAttention(6, 2, batch_first=True),
                     head=lin(30, 3)), WORDS, set()),
     "torch's transformer": (
-        lambda: chain(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), nn.Flatten(), lin(30, 3)), WORDS, set()),
+        lambda: chain(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), nn.Flatten(), lin(30, 3)), WORDS,
+        set()),
     "tokens": (
         lambda: Own(read, tokens=nn.Embedding(9, 6, padding_idx=0), places=nn.Embedding(7, 6), norm=nn.LayerNorm(6),
                     head=lin(6, 3)), TOKENS, set()),
@@ -125,7 +126,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
     "kernel of two": (lambda: chain(nn.Conv2d(2, 4, 2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)), IMAGE, set()),
     "volume": (lambda: convolution(3, padding=1), (2, 4, 5, 3), set()),
     "channels without records": (
-        lambda: Own(lambda m, x: m.head(m.c(x[0]).flatten(0)).unsqueeze(0) if len(x) == 1 else m.head(m.c(x).flatten(1)),
+        lambda: Own(lambda m, x: torch.stack([m.head(m.c(one).flatten()) for one in x.unbind()]),
                     c=nn.Conv2d(2, 4, 3), head=nn.LazyLinear(3)), IMAGE, set()),
 }  # fmt: skip
 
