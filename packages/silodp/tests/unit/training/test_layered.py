@@ -90,6 +90,9 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
     "gate": (
         lambda: Own(lambda m, x: m.b(x + m.gate * m.a(x)), a=lin(), b=lin(6, 3), gate=nn.Parameter(torch.ones(6))),
         TABLE, {"gate"}),
+    "weight that is also used otherwise": (
+        lambda: Own(lambda m, x: m.c(m.b(m.a(x)) * m.a.weight.mean()), a=lin(), b=lin(6, 16), c=lin(16, 3)), TABLE,
+        {"a.weight", "a.bias"}),
     "residual": (lambda: Own(lambda m, x: m.b(x + m.a(x).tanh()), a=lin(), b=lin(6, 3)), TABLE, set()),
     "first dimensions flattened": (
         lambda: Own(lambda m, x: m.b(m.a(x.reshape(-1, 6)).tanh().reshape(len(x), -1)), a=lin(), b=lin(30, 3)),

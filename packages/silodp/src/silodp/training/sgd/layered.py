@@ -111,11 +111,13 @@ class LayeredGradient:
             build = select_gradient("record", task, x, y)
             if is_looped(build):
                 return None
-            found = cls(task, (), build(task))
             params = task.unflatten(task.flatten(task.model))
             example = task.list_examples(x, y)
+            copied: list[int] = []
             with seed_torch(task.device, 0):
-                copied = found._find_copied(params, *example)
+                # Where a weight is a copy, no function is known, and so its bias becomes one, too.
+                while escaped := cls(task, copied, build(task))._find_escaped(params, *example):
+                    copied += escaped
             if 2 * sum(task.sizes[place] for place in copied) > task.size:
                 return None
             found = cls(task, copied, build(task))
@@ -131,7 +133,7 @@ class LayeredGradient:
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
 
-    def _find_copied(self, params: Sequence[Tensor], x: Any, y: Tensor) -> list[int]:
+    def _find_escaped(self, params: Sequence[Tensor], x: Any, y: Tensor) -> list[int]:
         """Return the places of the parameters that are used in another way than by known functions."""
         *_, escaped = self._differentiate(params, x, y)
         return [place for place, slope in escaped.items() if slope is not None]
