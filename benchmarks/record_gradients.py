@@ -3,7 +3,8 @@
 python benchmarks/record_gradients.py
 
 "products" is what DP-SGD uses for such models (training/sgd/sequential.py), "vmap" what it uses for models whose layers
-are not known (`engines.py` measures other modules); both are clipped and added up. The lower bound is one backward pass over the batch, with channels last, which clips nothing.
+are not known (`engines.py` measures other modules); both are clipped and added up. The lower bound is one backward pass
+over the batch, with channels last, which clips nothing.
 One thread, batches of 512 records, medians of seven turns.
 """
 
