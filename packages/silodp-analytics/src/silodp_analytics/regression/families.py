@@ -66,6 +66,8 @@ class Family(Settings, ABC, prefix="family."):
     """What a coefficient is the change of, for readers."""
     statsmodels: ClassVar[str]
     """The family of statsmodels by which a center checks its own records."""
+    events: ClassVar[str | None] = None
+    """What the sum of the outcomes of all persons is, for readers; None where it is not told."""
     same_errors: ClassVar[str] = "GEE of statsmodels and geepack of R"
     """What finds the same standard errors without noise, for readers."""
     early_blocks: ClassVar[tuple[float, float, float]] = (0.7, 0.3, 0.0)
@@ -139,8 +141,12 @@ class Family(Settings, ABC, prefix="family."):
             curvature: Those of curvatures, by baseline (K,).
             score_std, curvature_std: The deviation of the noise in one of them.
         """
-        by = self.first_curvature
-        return [Total(PERSONS, float(curvature[0]) / by, curvature_std / by)]
+        by, mean = self.first_curvature, self.first_mean
+        persons = Total(PERSONS, float(curvature[0]) / by, curvature_std / by)
+        if self.events is None:
+            return [persons]
+        value, error = float(score[0]) + mean * persons.value, math.hypot(score_std, mean * persons.error)
+        return [persons, Total(self.events, value, error)]
 
     def write_check(self, outcome: str, event: str, time: str) -> tuple[list[str], str, str]:
         """Return lines of Python that make the outcome of records, its name there, and further arguments of GLM.
@@ -188,6 +194,7 @@ class Logistic(Family):
 
     label = "classes"
     ratio = "odds ratio"
+    events = "events (a person's records count by their share)"
     unit = "log odds"
     statsmodels = "sm.families.Binomial()"
     early_blocks = (1.0, 0.7, 0.0)
@@ -212,15 +219,6 @@ class Logistic(Family):
     def first_curvature(self) -> float:
         """The variance at the typical share."""
         return self.typical * (1 - self.typical)
-
-    def list_totals(
-        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
-    ) -> list[Total]:
-        """Return persons, and those with the event (a person's records count by their share)."""
-        (persons,) = super().list_totals(score, curvature, score_std, curvature_std)
-        mean = self.first_mean
-        value, error = float(score[0]) + mean * persons.value, math.hypot(score_std, mean * persons.error)
-        return [persons, Total("events (a person's records count by their share)", value, error)]
 
     def list_corners(self, terms: int, *, is_first: bool) -> list[Corner]:
         """Return the distance of the typical share from 0 and 1, and its variance; later, ends of tangents.
@@ -316,6 +314,7 @@ class Poisson(Family):
 
     label = "real"
     ratio = "rate ratio"
+    events = "events (of a person, the mean over their records)"
     unit = "log rate"
     statsmodels = "sm.families.Poisson()"
 
@@ -338,15 +337,6 @@ class Poisson(Family):
     def first_curvature(self) -> float:
         """The typical count."""
         return self.first_mean
-
-    def list_totals(
-        self, score: Floats, curvature: Floats, score_std: float, curvature_std: float
-    ) -> list[Total]:
-        """Return persons, and the sum of their mean counts."""
-        (persons,) = super().list_totals(score, curvature, score_std, curvature_std)
-        mean = self.first_mean
-        value, error = float(score[0]) + mean * persons.value, math.hypot(score_std, mean * persons.error)
-        return [persons, Total("events (of a person, the mean over their records)", value, error)]
 
     def list_corners(self, terms: int, *, is_first: bool) -> list[Corner]:
         """Return the distance of the typical count from 0 and from the largest, and its variance; later, the largest

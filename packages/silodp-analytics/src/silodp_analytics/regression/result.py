@@ -80,21 +80,16 @@ class Coefficient:
     @property
     def texts(self) -> tuple[str, str, str]:
         """Estimate and ends of the interval for readers; of a lost coefficient, the estimate alone."""
-        low, high = self.interval or (0.0, 2 * self.standard_error)
-        found = [format_by_width(value, high - low) for value in (self.estimate, low, high)]
-        return (found[0], found[1], found[2]) if self.interval else (found[0], "", "")
+        if self.interval is None:
+            return format_by_width(self.estimate, 2 * self.standard_error), "", ""
+        return _format_interval(self.estimate, *self.interval)
 
     @property
     def ratio_texts(self) -> tuple[str, str, str]:
         """exp of estimate and interval for readers; none of a lost coefficient."""
         if self.interval is None:
             return "", "", ""
-        value, low, high = map(_exp, (self.estimate, *self.interval))
-        return (
-            format_by_width(value, high - low),
-            format_by_width(low, high - low),
-            format_by_width(high, high - low),
-        )
+        return _format_interval(*map(_exp, (self.estimate, *self.interval)))
 
     @property
     def z(self) -> float | None:
@@ -307,6 +302,12 @@ def format_by_width(value: float, width: float) -> str:
         return f"{value:.{max(places, 0)}f}"
     figures = math.floor(math.log10(max(abs(value), width))) + places + 1
     return f"{value:.{min(max(figures, 2), 15)}g}"
+
+
+def _format_interval(value: float, low: float, high: float) -> tuple[str, str, str]:
+    """Return a number and the ends of its interval, alike."""
+    width = high - low
+    return format_by_width(value, width), format_by_width(low, width), format_by_width(high, width)
 
 
 def format_error(error: float) -> str:
