@@ -312,10 +312,10 @@ def test_a_record_that_is_not_finite_changes_no_other_row_and_counts_as_everywhe
     task, x, y = make(name)
     params, others = draw(task), torch.arange(9) != 3
     gradients = RecordGradients(task, x, y, 1, torch.Generator())
-    assert isinstance(gradients._sequential, LayeredGradient)
-    before = compute(gradients._sequential, task, params, x, y)[others]
+    assert isinstance(gradients._by_layers, LayeredGradient)
+    before = compute(gradients._by_layers, task, params, x, y)[others]
     x[3] = broken
-    after = compute(gradients._sequential, task, params, x, y)[others]
+    after = compute(gradients._by_layers, task, params, x, y)[others]
     torch.testing.assert_close(after, before)
     rows = {}
     for batch, found in RecordGradients(task, x, y, 1, torch.Generator()).of(params, torch.arange(9)):

@@ -129,11 +129,11 @@ class RecordGradients:
         if not isolate_units:
             self._alone = find_large_records(task, self._x, self._y)
         self._max_traced = 0  # records of a batch
-        self._sequential: SequentialGradient | LayeredGradient | None = None
+        self._by_layers: SequentialGradient | LayeredGradient | None = None
         if isolate_units or not len(self._x):
             return
-        self._sequential = task.engine.get(
-            ("sequential", self._kind),
+        self._by_layers = task.engine.get(
+            ("by layers", self._kind),
             lambda: (
                 SequentialGradient.try_build(task, self._x, self._y)
                 or LayeredGradient.try_build(task, self._x, self._y)
@@ -144,7 +144,7 @@ class RecordGradients:
             if is_looped(self._build):
                 return
             cost = _measure_record_cost(task, self._x, self._y)
-            other = None if self._sequential is None else self._measure_sequential_cost(self._sequential)
+            other = None if self._by_layers is None else self._measure_cost_by_layers(self._by_layers)
             self._max_traced = find_break_even(cost, other)
 
     def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
@@ -175,8 +175,8 @@ class RecordGradients:
         # A power of two: a silo's batches then have few shapes, each of which is traced once.
         padded = max(_MIN_BATCH, 1 << (len(batch) - 1).bit_length())
         traced = self._trace(padded) if len(batch) > 0 and padded <= self._max_traced else None
-        if traced is None and self._sequential is not None:
-            yield from self._differentiate_chunks(self._sequential, params, batch)
+        if traced is None and self._by_layers is not None:
+            yield from self._differentiate_chunks(self._by_layers, params, batch)
             return
         if traced is None:
             x, y = self._x[batch], self._y[batch]
@@ -194,7 +194,7 @@ class RecordGradients:
         self, gradient: SequentialGradient | LayeredGradient, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, FactoredRows]]:
         start = self._task.unflatten(self._task.validate_params(params))
-        cost = self._measure_sequential_cost(gradient)
+        cost = self._measure_cost_by_layers(gradient)
         # The caller still holds the chunk before, which is about half of what a step takes.
         at_once = plan_rows(cost, cost.peak // 2, None, self._task.device, gradient.working_sets)
         for first in range(0, len(batch), at_once):
@@ -208,7 +208,7 @@ class RecordGradients:
                 begin += len(block)
                 block = next(blocks, None)
 
-    def _measure_sequential_cost(self, gradient: SequentialGradient | LayeredGradient) -> StepCost:
+    def _measure_cost_by_layers(self, gradient: SequentialGradient | LayeredGradient) -> StepCost:
         """Return the cost of one record's gradient."""
 
         def cost() -> StepCost:
