@@ -316,8 +316,34 @@ def test_noise_aware_steps_are_longer_where_the_model_begins_far_from_zero(norm,
     total = torch.tensor([0.0, 2.0], dtype=torch.float64)
     params, state = NoiseAware().step(params, total, state, Move(1.0, 1.0, 0.0, 0, 10))
     assert float(params[1]) == pytest.approx(longest)
-    params, _ = NoiseAware().step(params, total, state, Move(1.0, 1.0, 0.0, 5, 10))
-    assert float(params[1]) == pytest.approx(1.5 * longest)  # as long as at the start
+
+
+def test_noise_aware_steps_grow_while_the_sums_point_on_and_are_as_long_as_before():
+    """Signal without noise, so that all numbers follow by hand: the first move is .5 along (0, 1)."""
+    start, optimizer = torch.zeros(2), NoiseAware(momentum=0.0)
+    first = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    moved, state = optimizer.step(start, first, optimizer.initial_state(start), Move(1.0, 1.0, 0.0, 0, 10))
+    assert moved.tolist() == [0.0, 0.5]
+
+    def measure(total: list[float], round_: int, **fields: float) -> float:
+        move = Move(1.0, 1.0, 0.0, round_, 10)
+        after, _ = replace(optimizer, **fields).step(moved, torch.tensor(total).double(), state, move)
+        return float((after - moved).norm()) / (1 - round_ / 10)
+
+    assert measure([0.0, 2.0], 1) == pytest.approx(4 * 0.5 / math.sqrt(2))
+    assert measure([0.0, 9.0], 3) == pytest.approx(4 * 0.5 / 2)
+    # Half as long as before; in another direction; back; of a length that the caller chose.
+    assert measure([0.0, 1.5], 1) == pytest.approx(4 * 0.75**2 * 0.5 / math.sqrt(2))
+    for total, fields in (
+        ([0.0, 0.5], {}),
+        ([3.0, 0.0], {}),
+        ([0.0, -2.0], {}),
+        ([0.0, 2.0], {"length": 0.5}),
+    ):
+        assert measure(total, 1, **fields) == pytest.approx(0.5)
+    far = state | {"moved": 1000 * first}
+    after, _ = optimizer.step(moved, first, far, Move(1.0, 1.0, 0.0, 1, 10))
+    assert float((after - moved).norm()) == pytest.approx(5 * 0.9)
 
 
 def test_noise_aware_steps_follow_the_mean_of_the_sums_and_its_noise():

@@ -257,9 +257,13 @@ class ServerAdam(ServerOptimizer):
         return params + step.to(params), {"mean": mean, "square": square}
 
 
+_GROWTH, _FURTHEST = 4.0, 5.0  # benchmarks/defaults.py
+"""How fast the longest moves grow, and up to which length."""
+
+
 @dataclass(frozen=True)
 class NoiseAware(ServerOptimizer):
-    """x ← x + length·(1 − t/T)·max(least, 1 − d·ν²/‖g‖²)·g/‖g‖ in round t, for the mean g of the noisy sums so far.
+    """x ← x + longest·(1 − t/T)·max(least, 1 − d·ν²/‖g‖²)·g/‖g‖ in round t, for the mean g of the noisy sums so far.
 
     In the mean, the sum of k rounds ago has the weight momentumᵏ, and ν is the standard deviation of the noise in each
     number of the mean. d·ν² is the expected square of the noise's norm, so the factor estimates which share of the mean
@@ -267,13 +271,19 @@ class NoiseAware(ServerOptimizer):
     length, however many persons there are and however they are clipped, and one of noise alone by the part `least` of
     it: the signal of single rounds may be hidden where that of all rounds is not.
 
+    Longer moves follow where the first ones were too short: longest = 4·(s/s*)²·⟨x − x₀, g⟩/s/√(t + 1), if that is more
+    than the first length. s = √(‖g‖² − d·ν²), the norm of the signal, is at least .3·‖g‖ here, and s* is the largest so
+    far: where a model that went far still has to go on, as fast as before, its goal is far away.
+
     Attributes:
-        length: The longest move of the model in a round, in its parameters' units; None: two fifths of the 2-norm of
-            the untrained model, at least .5 (as for linear models, which begin at 0) and at most 3.
+        length: The longest move of the model in a round, in its parameters' units, for all rounds; None: at first two
+            fifths of the 2-norm of the untrained model, at least .5 (as for linear models, which begin at 0) and at
+            most 3, and later up to 5.
         momentum: The factor in [0, 1) of the sums that are kept from round to round.
         least: The smallest part in [0, 1) of the longest move, by which the noisiest means move the model.
 
-    Source: James and Stein 1961 (Estimation with Quadratic Loss), positive part.
+    Source: James and Stein 1961 (Estimation with Quadratic Loss), positive part; distances as lengths: DoG, Ivgi et al.
+    2023 (DoG is SGD's Best Friend), here along the gradient.
     """
 
     length: Positive | None = None
@@ -286,14 +296,20 @@ class NoiseAware(ServerOptimizer):
         return True
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
-        """Return the longest move, and no sums yet: {"length": (), "sum": (d,), "variance": ()}, float64."""
-        longest = (
+        """Return the first length, and no sums and moves yet.
+
+        That is {"length": (), "sum": (d,), "variance": (), "strongest": (), "moved": (d,)}, float64.
+        """
+        first = (
             min(max(0.5, 0.4 * float(params.double().norm())), 3.0) if self.length is None else self.length
         )
+        nothing, zero = torch.zeros(params.numel(), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         return {
-            "length": torch.tensor(longest, dtype=torch.float64),
-            "sum": torch.zeros(params.numel(), dtype=torch.float64),
-            "variance": torch.zeros((), dtype=torch.float64),
+            "length": torch.tensor(first, dtype=torch.float64),
+            "sum": nothing,
+            "variance": zero,
+            "strongest": zero,
+            "moved": nothing,
         }
 
     def step(
@@ -301,43 +317,61 @@ class NoiseAware(ServerOptimizer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
         after = self._add(total, state, move)
-        square = float(after["sum"] @ after["sum"])
-        if square == 0:
+        norm = float(after["sum"].norm())
+        if norm == 0:
             return params, after
-        signal = max(self.least, 1 - total.numel() * float(after["variance"]) / square)
-        factor = self._find_longest(state, move) * signal / math.sqrt(square)
-        return params + (factor * after["sum"]).to(params), after
+        moved = self._find_length(after, move) / norm * after["sum"]
+        return params + moved.to(params), after | {"moved": state["moved"] + moved}
 
     def _add(self, total: Tensor, state: State, move: Move) -> dict[str, Tensor]:
         """Return the state with one more sum, and the noise in it."""
         assert move.noise is not None  # `prepare_run` refuses it
         kept, new = self.momentum, 1 - self.momentum
-        return {
-            "length": state["length"],
+        after = {
+            **state,
             "sum": kept * state["sum"] + new * total,
             "variance": kept**2 * state["variance"] + new**2 * move.noise**2,
         }
+        return after | {"strongest": torch.maximum(state["strongest"], _measure_signal(after))}
 
-    def _find_longest(self, state: State, move: Move) -> float:
-        """Return length·(1 − t/T)."""
-        return float(state["length"]) * max(0.0, 1 - move.round / move.rounds)
+    def _find_length(self, state: State, move: Move) -> float:
+        """Return how far the mean in a state moves the model."""
+        square, signal = float(state["sum"] @ state["sum"]), float(_measure_signal(state))
+        longest, strongest = float(state["length"]), float(state["strongest"])
+        if self.length is None and strongest > 0:
+            along = float(state["moved"] @ state["sum"]) / math.sqrt(max(signal, 0.09 * square))
+            grown = _GROWTH * signal / strongest * along / math.sqrt(move.round + 1)
+            longest = max(longest, min(grown, _FURTHEST))
+        return longest * max(0.0, 1 - move.round / move.rounds) * max(self.least, signal / square)
 
     def invert(self, moved: Tensor, state: State, move: Move) -> Tensor:
         """Return a sum that makes a move (see `ServerOptimizer.invert`).
 
-        Of the means that move the model by the part `least`, it is the longest; where they move nothing, it is 0, or
-        what leaves a mean of 0.
+        Of the means that move the model so, it is the longest; where they move nothing, it is 0, or what leaves a mean
+        of 0.
         """
         nothing = torch.zeros_like(moved)
+        length = float(moved.norm())
         variance = moved.numel() * float(self._add(nothing, state, move)["variance"])
-        length, longest = float(moved.norm()), self._find_longest(state, move)
-        wanted = nothing
-        if 0 < length < longest:
-            # length = longest·(1 − d·ν²/‖g‖²)
-            wanted = math.sqrt(variance / (1 - length / longest)) / length * moved
-        elif float((self.momentum * state["sum"]).square().sum()) <= variance:
+        if length == 0 and float((self.momentum * state["sum"]).square().sum()) <= variance:
             return nothing
-        return (wanted - self.momentum * state["sum"]) / (1 - self.momentum)
+
+        def find_sum(norm: float) -> Tensor:
+            mean = norm / length * moved if length > 0 else nothing
+            return (mean - self.momentum * state["sum"]) / (1 - self.momentum)
+
+        # The move grows with the mean, from one that may be noise alone up to one that hardly has any.
+        short, long = math.sqrt(variance), 1e5 * math.sqrt(variance)
+        while length > 0 and short < (middle := (short + long) / 2) < long:
+            found = self._find_length(self._add(find_sum(middle), state, move), move)
+            is_short = found <= length * (1 + 1e-6)  # models are rounded
+            short, long = (middle, long) if is_short else (short, middle)
+        return find_sum(short)
+
+
+def _measure_signal(state: State) -> Tensor:
+    """Return the square of the norm of a mean, less that of its noise, as far as it is above 0: ()."""
+    return (state["sum"] @ state["sum"] - state["sum"].numel() * state["variance"]).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
