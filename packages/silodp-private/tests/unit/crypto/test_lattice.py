@@ -195,6 +195,27 @@ def test_float_products_beyond_the_planning_rule_are_wrong_and_noticed():
     assert (ring.balance(rough.reshape(total.shape)) != total).any()
 
 
+def test_limbs_that_are_nearly_full_are_carried_before_the_next_batch():
+    parameters = toy(users=32, dimension=200)
+    ring, rng = parameters.ring, np.random.default_rng(6)
+    multipliers = rng.integers(-99, 100, (32, 1, 256)).astype(np.int32)
+    elements = ring.uniform(bytes(32), 32, 2).reshape(32, -1, 256)
+    products = VerifiedProducts(parameters, secrets.token_bytes(32))
+    once, total = (np.zeros((1, 2, parameters.limbs, 256), np.int64) for _ in range(2))
+    products.add_to(once, multipliers, lambda users: elements[users])
+    total += 1 << 62  # as after many batches
+    products._row_bits = 62.0
+    products.add_to(total, multipliers, lambda users: elements[users])
+    np.testing.assert_array_equal(value(total, ring), value(once, ring, 1 << 62))
+    assert np.abs(total).max() < 1 << 61
+
+
+def value(limbs, ring, more=0):
+    """Coefficients as Python's integers modulo 2^Q, with `more` added to every limb."""
+    whole = sum((limbs[..., k, :].astype(object) + more) << (ring.limb_bits * k) for k in range(ring.limbs))
+    return whole % (1 << (ring.limb_bits * ring.limbs))
+
+
 def test_many_users_are_taken_in_batches(monkeypatch):
     monkeypatch.setattr(lattice_parameters, "_BUFFER", 1)
     parameters = toy(users=70)

@@ -6,6 +6,7 @@ noise was sized for. So every block is checked against random polynomials modulo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,9 +41,11 @@ class VerifiedProducts:
     """
 
     def __init__(self, parameters: LatticeParameters, key: bytes):
-        self.repeated = 0
+        self.repeated = self._added = 0
+        self._memory: dict[str, NDArray[Any]] = {}
         self._ring = parameters.ring
         self._pieces = parameters.pieces
+        self._row_bits = parameters.log2_limb_row
         self._transform = FourierTransform(parameters.ring_size)
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
         # Secret and drawn for this answer alone: known tests could be met by a wrong block.
@@ -52,50 +55,76 @@ class VerifiedProducts:
         self._tests_adjoint = self._transform.forward(drawn).conj()
 
     def add_to(self, total: Integers, multipliers: NDArray[np.int32], elements: Elements) -> None:
-        """Add Σ_u M_u·b_u to `total` in place, and carry.
+        """Add Σ_u M_u·b_u to `total` in place; carries are left.
 
         Args:
-            total: (B, 2, K, N), balanced before and after.
+            total: (B, 2, K, N), always the same one.
             multipliers: M (u, B, N).
             elements: returns, for a slice of the users, both halves of b: limb rows (·, 2K, N).
 
         Raises:
             SilodpError: a block is not exact even in pieces; nothing of `total` may be sent (code crypto.parameters).
         """
+        groups = [*_groups(len(multipliers))]
+        spectra = [self._transform.forward(elements(users)) for users in groups]
+        digests = [self._digests(spectrum) for spectrum in spectra]
         blocks = multipliers.shape[1]
-        # Tiles of blocks, so that the spectra of a product stay small whatever the size of the vector.
-        tiles = [slice(b, min(b + _BLOCKS_AT_A_TIME, blocks)) for b in range(0, blocks, _BLOCKS_AT_A_TIME)]
-        # Sums are kept as spectra: one inverse transform for each block, whatever the number of users.
-        sums: list[Any] = [0] * len(tiles)
-        expected = np.zeros(blocks, np.uint64)
-        for users in _groups(len(multipliers)):
-            spectrum = self._transform.forward(elements(users))
-            digests = self._digests(spectrum)
-            for i, tile in enumerate(tiles):
+        # Tiles of blocks: the sums of a tile are kept as spectra, so one inverse transform a block serves all users.
+        self._carry(total)
+        for first in range(0, blocks, _BLOCKS_AT_A_TIME):
+            tile = slice(first, min(first + _BLOCKS_AT_A_TIME, blocks))
+            sums: Any = None
+            expected = np.zeros(tile.stop - first, np.uint64)
+            for users, spectrum, digest in zip(groups, spectra, digests, strict=True):
                 some = multipliers[users, tile]
-                # Σ_u ⟨y_u, M_u⟩ for every block: two's complement is right modulo 2^64.
-                expected[tile] += np.einsum("un,ubn->b", digests, some.astype(np.int64).view(np.uint64))
-                sums[i] += self._product(some, spectrum)
-        for i, tile in enumerate(tiles):
-            rows, sums[i] = self._transform.inverse(sums[i]), None  # each spectrum is freed when it was read
-            wrong = np.flatnonzero(self._digest(rows) != expected[tile])
+                self._add_expected(expected, digest, some)
+                if sums is None:
+                    sums = self._product(some, spectrum, "sums")
+                else:
+                    sums += self._product(some, spectrum, "product")
+            rows = self._transform.inverse(sums)
+            wrong = np.flatnonzero(self._digest(rows) != expected)
             if wrong.size:
                 # Smaller pieces have smaller products, and rounding errors shrink with them; then every block is
                 # checked again.
                 self.repeated += wrong.size
                 rows[wrong] = self._in_pieces(multipliers[:, tile][:, wrong], elements)
                 require(
-                    not (self._digest(rows) != expected[tile]).any(),
+                    not (self._digest(rows) != expected).any(),
                     "a block of the weighted sum cannot be computed exactly, even in pieces; nothing was sent: take a "
                     "coarser grid (smaller C/g) or a smaller count cap",
                     code="crypto.parameters",
                 )
             total[tile] += rows.reshape(total[tile].shape)
-            self._ring.balance(total[tile])
 
-    def _product(self, multipliers: NDArray[np.int32], spectrum: Any) -> Any:
-        """Return the spectrum of Σ_u M_u·b_u."""
-        return self._transform.forward(multipliers).swapaxes(1, 2) @ spectrum
+    def _carry(self, total: Integers) -> None:
+        """Carry where one batch more could leave 62 bits, which is hardly ever: a batch has about 50."""
+        self._added += 1
+        if self._added > 1 and math.log2(self._added) + self._row_bits > 62:
+            self._ring.balance(total)
+            self._added = 1
+
+    def _add_expected(self, expected: Words, digests: Words, multipliers: NDArray[np.int32]) -> None:
+        """Add Σ_u ⟨y_u, M_u⟩ of every block in place; two's complement is right modulo 2^64."""
+        wide = self._scratch("wide", np.uint64, *multipliers.shape[1:])
+        for digest, blocks in zip(digests, multipliers, strict=True):
+            np.copyto(wide.view(np.int64), blocks)
+            expected += np.einsum("n,bn->b", digest, wide)
+
+    def _product(self, multipliers: NDArray[np.int32], spectrum: Any, into: str) -> Any:
+        """Return the spectrum of Σ_u M_u·b_u, in the memory of that name."""
+        users, blocks, size = multipliers.shape
+        left = self._scratch("multipliers", np.complex128, size // 2, users, blocks)
+        self._transform.forward(multipliers, left)
+        product = self._scratch(into, np.complex128, size // 2, blocks, spectrum.shape[-1])
+        return np.matmul(left.swapaxes(1, 2), spectrum, out=product)
+
+    def _scratch(self, name: str, kind: Any, *shape: int) -> Any:
+        """Return memory that is used again: new pages cost the system as much as the transforms."""
+        size = math.prod(shape)
+        if name not in self._memory or self._memory[name].size < size:
+            self._memory[name] = np.empty(size, kind)
+        return self._memory[name][:size].reshape(shape)
 
     def _in_pieces(self, multipliers: NDArray[np.int32], elements: Elements) -> Integers:
         """Return Σ_u M_u·b_u (·, 2K, N), with rounding errors smaller by 2^14 for every piece but the last."""
@@ -104,7 +133,7 @@ class VerifiedProducts:
         for users in _groups(len(multipliers)):
             spectrum = self._transform.forward(elements(users))
             sums = [
-                total + self._product(piece[users], spectrum)
+                total + self._product(piece[users], spectrum, "piece")
                 for total, piece in zip(sums, pieces, strict=True)
             ]
         rows: Integers = np.sum(

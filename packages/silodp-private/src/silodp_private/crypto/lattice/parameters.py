@@ -25,7 +25,9 @@ PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
 MIN_OUTPUTS = 64  # coefficients of a vector in a block: numbers are packed to bytes 64 at a time
 # A silo with many users goes through them in batches, each of which can be computed a second time.
-_BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
+_BUFFER = (
+    5 << 28
+)  # bytes of multipliers held at a time, from which a product can be repeated, and of their spectra
 
 
 class Rule(NamedTuple):
@@ -201,7 +203,8 @@ class LatticeParameters:
     @property
     def batch_polynomials(self) -> int:
         """Multipliers that are held together, until their products are verified; a multiple of 32."""
-        fits = _BUFFER // (4 * self.blocks * self.ring_size)
+        # int32 multipliers; of a ciphertext the spectra of 2K limb rows, which a product is computed from.
+        fits = _BUFFER // (4 * self.blocks * self.ring_size + 16 * self.limbs * self.ring_size)
         return max(32, min(fits, self.polynomials + 31) // 32 * 32)
 
     @property

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 else:
     fft = LazyModule("scipy.fft")
 
-_ROWS_AT_A_TIME = 16  # polynomials transformed together: a megabyte, which stays in the cache
+_ROWS_AT_A_TIME = 32  # polynomials transformed together, at most: two megabytes, which stay in the cache
+_ROOTS_AT_A_TIME = 256  # of a spectrum that is turned into rows
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,35 @@ class FourierTransform:
         twist: NDArray[np.complex128] = np.exp(1j * np.pi * np.arange(self.size // 2) / self.size)
         return twist
 
-    def forward(self, polynomials: NDArray[Any]) -> NDArray[np.complex128]:
-        """Return the spectrum (N/2, r, c) of integer polynomials (r, c, N)."""
+    @cached_property
+    def _untwist(self) -> NDArray[np.complex128]:
+        # The inverse FFT's 1/(N/2) is a power of two, so it costs no rounding here either.
+        untwist: NDArray[np.complex128] = self._twist.conj() / (self.size // 2)
+        return untwist
+
+    @cached_property
+    def _folded(self) -> NDArray[np.complex128]:
+        # Memory that is used again: new pages would cost the system more than the transforms.
+        return np.empty(_ROWS_AT_A_TIME * self.size // 2, np.complex128)
+
+    def _rows(self, rows: int, columns: int) -> NDArray[np.complex128]:
+        """Return memory for the folded polynomials (rows, columns, N/2)."""
+        count = rows * columns * self.size // 2
+        memory = self._folded[:count] if count <= self._folded.size else np.empty(count, np.complex128)
+        return memory.reshape(rows, columns, -1)
+
+    def forward(
+        self, polynomials: NDArray[Any], into: NDArray[np.complex128] | None = None
+    ) -> NDArray[np.complex128]:
+        """Return the spectrum (N/2, r, c) of integer polynomials (r, c, N), written to `into` where it is given."""
         rows, columns, size = polynomials.shape
         half = size // 2
         # The root comes first, so that `@` multiplies the matrices at all roots in one call.
-        spectrum = np.empty((half, rows, columns), np.complex128)
+        spectrum = np.empty((half, rows, columns), np.complex128) if into is None else into
         step = max(1, _ROWS_AT_A_TIME // max(1, columns))
         for first in range(0, rows, step):
             some = polynomials[first : first + step]
-            folded = np.empty((*some.shape[:2], half), np.complex128)
+            folded = self._rows(len(some), columns)
             # Real coefficients: half of the roots suffice, and one complex FFT of half the length finds them.
             folded.real, folded.imag = some[..., :half], some[..., half:]
             folded *= self._twist
@@ -72,12 +92,17 @@ class FourierTransform:
         polynomials = np.empty((rows, columns, 2 * half), np.int64)
         step = max(1, _ROWS_AT_A_TIME // max(1, columns))
         for first in range(0, rows, step):
-            values = np.ascontiguousarray(spectrum[:, first : first + step].transpose(1, 2, 0))
-            folded = fft.ifft(values, axis=-1, overwrite_x=True)
-            folded *= self._twist.conj()
             some = polynomials[first : first + step]
+            values = self._rows(len(some), columns)
+            for root in range(0, half, _ROOTS_AT_A_TIME):
+                part = slice(root, root + _ROOTS_AT_A_TIME)
+                values[..., part] = spectrum[part, first : first + step].transpose(1, 2, 0)
+            folded = fft.ifft(values, axis=-1, norm="forward", overwrite_x=True)
+            folded *= self._untwist
+            parts = folded.view(np.float64)
+            np.rint(parts, out=parts)
             with np.errstate(invalid="ignore"):  # beyond 2^63 is garbage, which the check of products finds
-                some[..., :half], some[..., half:] = np.rint(folded.real), np.rint(folded.imag)
+                some[..., :half], some[..., half:] = folded.real, folded.imag
         return polynomials
 
 

@@ -1,8 +1,8 @@
 """One round of private weighting under ring-LWE: the server learns a weighted sum only.
 
 Server and silos hold additive shares of a weight v_u modulo 2^T. The server sends its shares encrypted, U₁ users in a
-polynomial; a silo multiplies them by the vectors n[s,u]·Δ_u, which lie in the coefficients of B polynomials, adds its
-own share's part and its noise in clear, hides everything but the sum, and passes the ciphertext itself to secure
+polynomial; a silo adds its own shares, multiplies by the vectors n[s,u]·Δ_u, which lie in the coefficients of B
+polynomials, adds its noise in clear, hides everything but the sum, and passes the ciphertext itself to secure
 aggregation. What the server decrypts is Σ_s (Σ_u v_u·n[s,u]·Δ[s,u] + noise_s) modulo 2^T, exactly.
 
 Sources: docs/protocols.md, section 3. Encryption: Lyubashevsky, Peikert and Regev, "On Ideal Lattices and Learning with
@@ -15,6 +15,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ from silodp.settings import check_shape
 from silodp_private.crypto.lattice._verification import VerifiedProducts
 from silodp_private.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary
 from silodp_private.crypto.lattice.parameters import LatticeParameters
-from silodp_private.crypto.lattice.ring import FourierTransform, LimbGroup, Ring
+from silodp_private.crypto.lattice.ring import FourierTransform, LimbGroup
 
 # Polynomials encrypted together: the spectra of a group stay small, whatever U is.
 _AT_A_TIME = 32
+_PIECE = 1 << 14  # numbers of a row whose squares are added up together
 
 Chunk = tuple[Integers, NDArray[Any]]
 """Owners (r,), and their rows (r, d) of grid units."""
@@ -94,17 +96,13 @@ class LatticeServer:
             ring.uniform(derive_key(seed, "public key"), 1), [self._error(errors, "public key")]
         )
         ciphertexts = []
-        packed = _pack(parameters, shares).view(np.int64)
+        packed = _pack(parameters, shares)
         for first in range(0, parameters.polynomials, _AT_A_TIME):
             some = range(first, min(first + _AT_A_TIME, parameters.polynomials))
             halves = np.stack([ring.uniform(derive_key(seed, place)) for place in some])
             c0 = self._zero(halves, [self._error(errors, place) for place in some])
-            # Shares stand in the highest T bits of the first U₁ coefficients, above all errors.
-            low = c0[:, :, : parameters.packed]
-            ring.add_shifted(
-                low, packed[some.start : some.stop], parameters.modulus_bits - parameters.plaintext_bits
-            )
-            ciphertexts.append(ring.to_bytes(ring.balance(c0)).tobytes())
+            _add_shares(parameters, ring.balance(c0), packed[some.start : some.stop])
+            ciphertexts.append(ring.to_bytes(c0).tobytes())
         request["public key"] = ring.to_bytes(ring.balance(public)).tobytes()
         return request | {"ciphertexts": b"".join(ciphertexts)}
 
@@ -227,9 +225,8 @@ class Plaintexts:
                     code="method.rows",
                 )
                 seen[owner] = True
-                norm2 = float(np.einsum("d,d->", row, row, dtype=np.float64))  # exact as far as the bound
                 require(
-                    norm2 <= float(parameters.clip_units) ** 2,
+                    _square(row) <= float(parameters.clip_units) ** 2,
                     f"a row is longer than C/g = {parameters.clip_units}; clip, then round toward zero",
                     code="method.rows",
                 )
@@ -311,34 +308,29 @@ class LatticeSilo:
             code="crypto.reused",
         )
         key = secrets.token_bytes(KEY_BYTES)
-        # c0 and c1 of the answer; `own` is the part of it that the silo computes in clear, modulo 2^64.
-        total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
-        own, packed = np.zeros((parameters.blocks, parameters.outputs), np.uint64), _pack(parameters, shares)
+        total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)  # c0 and c1
 
         def public_key(_: slice) -> NDArray[np.int32]:
             sent = np.frombuffer(request["public key"], np.uint8)
             return np.concatenate([ring.from_bytes(sent), ring.uniform(derive_key(seed, "public key"))])[None]
 
         products = VerifiedProducts(parameters, derive_key(key, "tests"))
-        for places, multipliers in batches:
-            ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], places)
-            products.add_to(total, multipliers, ciphertexts)
-            _add_own_part(own, packed[places], multipliers)
+        ciphertexts = _Ciphertexts(parameters, seed, request["ciphertexts"], _pack(parameters, shares))
+        _add_users(products, total, batches, ciphertexts)
         # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
         fresh = draw_ternary(derive_key(key, "ternary"), 1, parameters.blocks, ring.size).astype(np.int32)
         products.add_to(total, fresh, public_key)
         total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
-        numbers = own.reshape(-1)
-        numbers[: parameters.dimension] += noise.view(np.uint64)
         # The last block has outputs behind the vector. A server that put a share at another coefficient would find a
         # row there, so they are made uniform.
-        behind = numbers[parameters.dimension :]
-        behind += keystream(derive_key(key, "behind"), behind.nbytes).view(np.uint64)
+        behind = parameters.blocks * parameters.outputs - parameters.dimension
+        uniform = keystream(derive_key(key, "behind"), 8 * behind).view(np.int64)
+        outputs = np.concatenate([noise.view(np.int64), uniform]).reshape(parameters.blocks, -1)
         # Only outputs of c0 ever leave: the others hold products of one user's row with another one's weight, which
         # have no noise.
         c0 = np.ascontiguousarray(_take_outputs(parameters, total[:, 0]))
-        # What the silo knows itself is added in clear to c0, at the place of plaintexts.
-        ring.add_shifted(c0, own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
+        # Noise is added in clear to c0, at the place of plaintexts.
+        ring.add_shifted(c0, outputs, parameters.modulus_bits - parameters.plaintext_bits)
         # Without flooding the low bits at decryption would be the errors times M, a function of single rows.
         add_flooding(c0, ring, parameters.flooding_bits, derive_key(key, "flooding"))
         # Balanced limbs: to drop the low ones is to round to the nearest.
@@ -346,21 +338,52 @@ class LatticeSilo:
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
 
 
-@dataclass(frozen=True, repr=False)  # `places` says who has records
+@dataclass(frozen=True, repr=False)  # shares are secret
 class _Ciphertexts:
-    """Both halves of some ciphertexts, limb rows (b, 2K, N): c0 as sent, c1 from the seed."""
+    """Both halves of ciphertexts, c0 as sent and c1 from the seed.
 
-    ring: Ring
+    The silo's own shares are added to c0: times the multipliers they are its part of the sum, at the place of
+    plaintexts, and nobody sees c0 with them.
+
+    Attributes:
+        parameters: The public constants.
+        seed: Of the halves c1.
+        sent: The server's halves c0.
+        shares: The silo's, by polynomials (⌈U/U₁⌉, U₁).
+    """
+
+    parameters: LatticeParameters
     seed: bytes
     sent: bytes
-    places: Integers
+    shares: Words
 
-    def __call__(self, some: slice) -> NDArray[np.int32]:
-        ring, places = self.ring, self.places[some]
+    def read(self, places: Integers, some: slice) -> NDArray[np.int32]:
+        """Return limb rows (b, 2K, N) of some of the places."""
+        ring, places = self.parameters.ring, places[some]
         size = ring.limb_bits * ring.limbs * ring.size // 8
         sent = np.frombuffer(self.sent, np.uint8).reshape(-1, size)[places]
+        c0 = ring.from_bytes(sent)
+        _add_shares(self.parameters, c0, self.shares[places])
         halves = np.stack([ring.uniform(derive_key(self.seed, place)) for place in places.tolist()])
-        return np.concatenate([ring.from_bytes(sent), halves], axis=1)
+        return np.concatenate([c0, halves], axis=1)
+
+
+def _add_users(
+    products: VerifiedProducts,
+    total: Integers,
+    batches: Iterator[tuple[Integers, NDArray[np.int32]]],
+    ciphertexts: _Ciphertexts,
+) -> None:
+    """Add the products of all users; at the end the multipliers, the most memory of a round, are given back."""
+    for places, multipliers in batches:
+        products.add_to(total, multipliers, partial(ciphertexts.read, places))
+
+
+def _add_shares(parameters: LatticeParameters, c0: NDArray[Any], shares: Words) -> None:
+    """Add packed shares (u, U₁) to encryptions (u, K, N) in place: highest T bits of the first U₁ coefficients."""
+    ring, low = parameters.ring, c0[..., : parameters.packed].astype(np.int64)
+    ring.add_shifted(low, shares.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
+    c0[..., : parameters.packed] = ring.balance(low)
 
 
 def _pack(parameters: LatticeParameters, shares: Words) -> Words:
@@ -375,12 +398,10 @@ def _take_outputs(parameters: LatticeParameters, element: Integers) -> Integers:
     return element[..., parameters.packed - 1 :: parameters.packed]
 
 
-def _add_own_part(own: Words, shares: Words, multipliers: NDArray[np.int32]) -> None:
-    """Add Σ_u share_u·n_u·Δ_u modulo 2^64 to `own` (B, N/U₁) in place; shares (b, U₁), multipliers (b, B, N)."""
-    backwards = shares[:, ::-1]  # as the numbers of U₁ users stand in a multiplier
-    for block, part in enumerate(own):
-        numbers = multipliers[:, block].astype(np.int64).view(np.uint64)
-        part += np.einsum("bi,bji->j", backwards, numbers.reshape(len(numbers), len(part), -1))
+def _square(row: Integers) -> float:
+    """Return ‖row‖², exact up to 2^53, in pieces that stay in the cache."""
+    pieces = (row[first : first + _PIECE].astype(np.float64) for first in range(0, len(row), _PIECE))
+    return sum(float(piece @ piece) for piece in pieces)
 
 
 def _validate(vector: NDArray[Any], name: str, size: int) -> None:
