@@ -28,6 +28,7 @@ from silodp.training.dense_labels import (
     share_places,
 )
 from silodp.training.losses import flatten_outputs
+from silodp_analytics.times import find_bins
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,9 +156,7 @@ class CountTable(Settings):
         bins = torch.searchsorted(self._score_edges(), scores)  # the number of edges below the score
         if self.kind == "scores":
             return (targets.long() * self.bins + bins)[:, None]
-        # A time equal to an edge belongs to the bin above it; in single precision, as times of records are.
-        edges = torch.tensor(self.times, dtype=torch.float32)
-        times = torch.searchsorted(edges, targets[:, 1].float().contiguous(), right=True)
+        times = torch.from_numpy(find_bins(targets[:, 1].numpy(), self.times))
         return ((times * 2 + (targets[:, 0] > 0)) * self.bins + bins)[:, None]
 
     def _find_place_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:

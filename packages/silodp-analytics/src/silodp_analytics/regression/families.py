@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from silodp._lazy import Registry
 from silodp.errors import SilodpError
 from silodp.settings import Count, Positive, Range, Settings
+from silodp_analytics.times import round_times
 
 Floats = NDArray[np.float64]
 INTERCEPT = "(intercept)"
@@ -410,8 +411,8 @@ class Survival(Family):
 
     @property
     def _rounded_edges(self) -> Floats:
-        """The ends in single precision, as times of records are: else equal ones would differ."""
-        return np.asarray(self.edges, np.float32).astype(np.float64)
+        """The ends as times of records are compared with them."""
+        return round_times(self.edges).astype(np.float64)
 
     @property
     def baselines(self) -> tuple[str, ...]:

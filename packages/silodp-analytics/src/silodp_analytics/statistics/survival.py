@@ -8,12 +8,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from silodp.data.public import PublicData
 from silodp.settings import Settings
 from silodp_analytics.counted import CategoryCells, Entries, Records, fall_into_one
 from silodp_analytics.statistics.statistic import Columns, Reading, Statistic, estimates, figures
+from silodp_analytics.times import find_bins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,8 +144,7 @@ class Survival(Statistic):
     def find_entries(self, records: Records) -> Entries:
         """Return the cell of every record; a time equal to an edge belongs to the bin above it."""
         y = records[1]
-        # In single precision, as times of records are: else 6.1 would lie below an edge of 6.1.
-        bins = np.searchsorted(np.asarray(self.times, np.float32), y[:, 1].astype(np.float32), side="right")
+        bins = find_bins(y[:, 1], self.times)
         groups = 0 if self.by is None else self.by.find_entries(records)[0][:, 0]
         return fall_into_one((groups * (len(self.times) + 1) + bins) * 2 + (y[:, 0] > 0))
 
