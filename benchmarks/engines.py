@@ -107,7 +107,7 @@ def sum_with_silodp(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tens
     gradients = RecordGradients(task, x, y, 1, torch.Generator())
 
     def compute() -> Tensor:
-        total = torch.zeros(task.size, dtype=torch.float64)
+        total = torch.zeros(task.size, dtype=torch.float64, device=x.device)
         for owners, rows in gradients.of(params, batch):
             clipped = clip_rows(owners, rows, CLIP)
             total += sum_rows(clipped, clipped.factors)
@@ -164,11 +164,11 @@ def sum_with_opacus(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Callab
 
 
 def list_ways(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Callable[[], Any]]:
-    """Return all ways of computing the sum, each on a model of its own with the same parameters."""
+    """Return all ways of computing the sum, on the device of x, each on a model with the same parameters."""
 
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return build()
+        return build().to(x.device)
 
     plain = make()
 

@@ -1,10 +1,14 @@
 """What training does on a GPU: sums and runs of the CPU, one clip at any magnitude, and how long it takes.
 
-    PYTHONPATH=src:tests python benchmarks/gpu.py              on the first GPU
-    PYTHONPATH=src:tests python benchmarks/gpu.py --device cpu --small
+    PYTHONPATH=packages/silodp/tests python benchmarks/gpu.py
+    PYTHONPATH=packages/silodp/tests python benchmarks/gpu.py --device cpu --small
 
-In a table of seconds, "loop" is one optimizer per user, timed on 20 users and scaled by their number; "floor" is the
-same number of record gradients in batches of 4,096 or smaller, the fastest of three sizes.
+The first needs less than ten minutes beside 16 cores; the second, to try the program, 90 CPU seconds. Where the
+packages are not installed, add every packages/*/src to PYTHONPATH.
+
+The table of single records' gradients is that of engines.py. In the last table "loop" is one optimizer per user, timed
+on 20 users and scaled by their number; "floor" is the same number of record gradients in batches of 4,096 or smaller,
+the fastest of three sizes.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +24,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import engines
 import silodp
 from attacks.test_extreme_inputs import (
     MAGNITUDES,
@@ -36,6 +42,7 @@ from silodp.training.losses import squared_error
 from silodp.training.models import cnn_mnist
 from silodp.training.sgd import RecordGradients
 from support.oracles import small_federation
+from timing import measure_in_turn
 
 SEVERAL = LocalTraining(0.02, 3, batch_size=2, momentum=0.9)
 METHODS: dict[str, Method] = {
@@ -115,17 +122,29 @@ def compare_runs(name: str, aggregator: str, device: str) -> tuple[float, bool, 
     return float((first - cpu).norm() / cpu.norm()), torch.equal(first, second), epsilon == same
 
 
+def read_clock(device: str) -> float:
+    """Return seconds of the wall, when all work on the device is done."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure_records(model: str, device: str, turns: int) -> tuple[dict[str, float], torch.Tensor]:
+    """Return the seconds of each way of engines.py for its batch of records, and silodp's clipped sum (d,)."""
+    make, draw = engines.MODELS[model]
+    torch.manual_seed(1)
+    x, y = draw(), torch.randint(engines.CLASSES, (engines.RECORDS,))
+    ways = engines.list_ways(make, x.to(device), y.to(device))
+    return measure_in_turn(ways, turns, lambda: read_clock(device)), ways["silodp"]().cpu()
+
+
 def measure(work: Callable[[], None], device: str, repetitions: int = 3) -> float:
     """Return the median of the seconds that some work takes, after it was done once."""
     seconds = []
     for _ in range(repetitions + 1):
-        if device != "cpu":
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
+        begin = read_clock(device)
         work()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(read_clock(device) - begin)
     return float(np.median(seconds[1:]))
 
 
@@ -179,6 +198,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="40 users, to try the program")
     given = parser.parse_args()
+    warnings.filterwarnings("ignore")
     device = given.device
     # The products of TensorFloat-32 have ten bits: sums would be compared with those of another precision.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -194,13 +214,27 @@ def main() -> None:
         for aggregator in ("plain", "masked"):
             moved, repeats, same = compare_runs(method, aggregator, device)
             print(f"| {method}, {aggregator} | {moved:.1e} | {repeats} | {same} |")
+    print(f"| clipped sum of {engines.RECORDS} records' gradients | way | ms | silodp / it | difference |")
+    print("|---|---|---|---|---|", flush=True)
+    for model in engines.MODELS:
+        wanted = None
+        for where in dict.fromkeys(("cpu", device)):
+            taken, total = measure_records(model, where, 1 if given.small else engines.TURNS)
+            wanted = total if wanted is None else wanted
+            apart = float((total - wanted).norm() / wanted.norm())
+            for way, seconds in taken.items():
+                ratio = taken["silodp"] / seconds
+                print(
+                    f"| {model}, {where} | {way} | {1e3 * seconds:.3g} | {ratio:.2f} | {apart:.1e} |",
+                    flush=True,
+                )
     print(
         "| seconds | together | loop | floor | 2,000 clipped gradients |\n|---|---|---|---|---|", flush=True
     )
     for case in CASES:
         for where in dict.fromkeys(("cpu", device)):
-            seconds = measure_case(case, where, given.small).values()
-            print(f"| {case}, {where} | {' | '.join(f'{one:.3g}' for one in seconds)} |", flush=True)
+            row = measure_case(case, where, given.small).values()
+            print(f"| {case}, {where} | {' | '.join(f'{one:.3g}' for one in row)} |", flush=True)
 
 
 if __name__ == "__main__":
