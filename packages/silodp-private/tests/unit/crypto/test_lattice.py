@@ -149,7 +149,7 @@ def make_faulty(monkeypatch, times, rows=18):
         polynomials = honest(self, spectrum)
         if polynomials.shape[1] == rows and len(wrong) < times:
             wrong.append(1)
-            polynomials[0, 3, 100] += 1
+            polynomials[0, 8, 100] += 1  # in the highest limb of c0, where plaintexts stand
         return polynomials
 
     monkeypatch.setattr(FourierTransform, "inverse", inverse)
