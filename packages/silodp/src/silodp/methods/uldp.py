@@ -412,7 +412,7 @@ class UldpAvg(base.Method):
         if self.personal is not None and self.personal.by == "clip":
             own = torch.from_numpy(self._find_own_parameters(context.population))
             present = present & (own > 0)[context.user]
-        deltas = sgd.user_updates(
+        deltas = sgd.compute_updates(
             context.task,
             context.params,
             context.x[present],

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from silodp.data.inputs import NamedArrays
+from silodp.data.inputs import NamedArrays, get_kind
 from silodp.mechanisms.clipping import clip_rows, sum_rows
 from silodp.mechanisms.rows import FactoredRows, Products
-from silodp.training.losses import cross_entropy
+from silodp.training.losses import Loss, cross_entropy
 from silodp.training.model_state import seed_torch
-from silodp.training.sgd import RecordGradients, layered
+from silodp.training.sgd import LocalTraining, RecordGradients, compute_updates, layered, user_updates
 from silodp.training.sgd.layered import LayeredGradient
+from silodp.training.sgd.persons import PersonGradients
 from silodp.training.sgd.records import record_gradients
 from silodp.training.task import Task
 from support.oracles import expand_rows
@@ -339,3 +340,145 @@ def test_dp_sgd_takes_them(monkeypatch):
     for _, rows in RecordGradients(task, x, y, 1, torch.Generator()).of(draw(task), torch.arange(9)):
         assert isinstance(rows, FactoredRows)
         assert expand_rows(rows).shape == (9, task.size)
+
+
+# Persons: 7 records, 2, 1, 18 (padded by 0, 0, 0 and 2), 0 of person 3, and one of weight 0 below.
+OWNER = torch.tensor([*[4] * 7, *[0] * 2, 9, *[5] * 17])[torch.randperm(27, generator=torch.Generator().manual_seed(3))]
+STEP = LocalTraining(0.5)
+
+
+def take_step(
+    gradients: PersonGradients, params: Tensor, owner: Tensor, local: LocalTraining = STEP
+) -> dict[int, Tensor]:
+    chunks = gradients.descend(params, owner, local, torch.Generator().manual_seed(1))
+    return {int(one): row for ids, rows in chunks for one, row in zip(ids, rows.expand(), strict=True)}
+
+
+def build_persons(task: Task, x: Tensor, y: Tensor) -> PersonGradients:
+    gradients = PersonGradients.try_build(task, x, y)
+    assert gradients is not None
+    return gradients
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_steps_of_persons_and_clipped_sums_are_those_of_plain_autograd(name, kept, monkeypatch):
+    monkeypatch.setattr(layered, "_PER_ENTRY", 1e9 if kept else 0)
+    task, x, y = make(name, len(OWNER))
+    params, gradients = draw(task), build_persons(*make(name, len(OWNER)))
+    each = differentiate(task, params, x, y)
+    wanted = torch.stack([-0.5 * each[OWNER == one].mean(0) for one in (0, 4, 5, 9)])
+    clip, weights = float(wanted.norm(dim=1).median()), torch.linspace(0, 1, 10, dtype=torch.float64)
+    total = torch.zeros(task.size, dtype=torch.float64)
+    for at_once in (100, 8):
+        gradients._at_once = at_once
+        found = take_step(gradients, params, OWNER)
+        assert sorted(found) == [0, 4, 5, 9]
+        rows = torch.stack([found[one] for one in (0, 4, 5, 9)])
+        torch.testing.assert_close(rows, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+    for ids, rows in gradients.descend(params, OWNER, STEP, torch.Generator()):
+        clipped = clip_rows(ids, rows, clip)
+        assert isinstance(rows, FactoredRows)
+        total += sum_rows(clipped, clipped.factors * weights[ids])
+    factors = weights[[0, 4, 5, 9]] * (clip / wanted.norm(dim=1)).clamp(max=1)
+    torch.testing.assert_close(total, factors @ wanted, rtol=0, atol=1e-6 * float(total.norm()))
+
+
+def test_persons_of_one_block_are_cut_where_their_rows_would_be_large(monkeypatch):
+    task, x, y = make("words", 12)
+    owner, gradients = torch.arange(12) // 2, build_persons(task, x, y)
+    whole = take_step(gradients, draw(task), owner)
+    monkeypatch.setattr("silodp.training.sgd.persons.BLOCK_BYTES", (4 * task.size * 4, 0))
+    blocks = list(gradients.descend(draw(task), owner, STEP, torch.Generator()))
+    assert [len(ids) for ids, _ in blocks] == [4, 2]
+    torch.testing.assert_close(take_step(gradients, draw(task), owner), whole)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name][1] != TOKENS])
+def test_a_person_who_is_not_finite_changes_no_other_row_and_counts_as_everywhere(name, broken, monkeypatch):
+    monkeypatch.setattr(PersonGradients, "is_faster", lambda *_: True)
+    task, x, y = make(name, len(OWNER))
+    params = draw(task)
+    before = take_step(build_persons(task, x, y), params, OWNER)
+    x[(OWNER == 4).nonzero()[2, 0]] = broken
+    after = take_step(build_persons(task, x, y), params, OWNER)
+    before.pop(4), after.pop(4)
+    torch.testing.assert_close(after, before)
+    refused = []
+    for isolated in (False, True):
+        chunks = compute_updates(task, params, x, y, OWNER, STEP, torch.Generator(), isolate_units=isolated)
+        factors = {}
+        for ids, rows in chunks:
+            factors |= dict(zip(ids.tolist(), clip_rows(ids, rows, 1.0).factors.tolist(), strict=True))
+        refused.append({one for one, factor in factors.items() if factor == 0})
+        assert len(factors) == 4
+    assert refused[0] == refused[1]
+
+
+@pytest.mark.parametrize("function", AT_RUN)
+def test_steps_that_do_not_follow_from_inputs_and_slopes_are_computed_in_the_general_way(function):
+    gradient, task, x, y = switch_to(function)
+    params, owner = draw(task), torch.tensor([0] * 4 + [1] * 4 + [2])
+    task.engine.get(("persons", get_kind(x), get_kind(y)), lambda: gradient)
+    found = take_step(build_persons(task, x, y), params, owner)
+    each = differentiate(task, params, x, y)
+    for one, row in found.items():
+        torch.testing.assert_close(row, -0.5 * each[owner == one].mean(0), rtol=1e-4, atol=1e-6)
+
+
+def center(m: Own, x: Tensor) -> Tensor:
+    return m.b(m.a(x) - m.a(x).mean(0))
+
+
+LOSSES = {
+    "mean": cross_entropy(),
+    "not separable": Loss("largest", lambda o, y, mask: (F.cross_entropy(o, y, reduction="none") * mask).amax()),
+    "separable in name": Loss("squared", lambda o, y, mask: (o[:, 0] * mask).sum().square(), separable=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "loss"), [(center, "mean"), *((None, name) for name in LOSSES)])
+def test_models_and_losses_that_mix_records_of_a_person_train_as_before(function, loss, monkeypatch):
+    monkeypatch.setattr(PersonGradients, "is_faster", lambda *_: True)
+    x, y = make("linear", len(OWNER))[1:]
+    model = Own(function or (lambda m, x: m.b(m.a(x).tanh())), a=lin(), b=lin(6, 3))
+    task = Task(model, LOSSES[loss])
+    assert (PersonGradients.try_build(task, x, y) is not None) == (function is None and loss == "mean")
+    params, rows = draw(task), {}
+    for compute_rows in (user_updates, compute_updates):
+        for ids, chunk in compute_rows(task, params, x, y, OWNER, STEP, torch.Generator()):
+            rows.setdefault(compute_rows, {}).update(zip(ids.tolist(), expand_rows(chunk), strict=True))
+    torch.testing.assert_close(rows[compute_updates], rows[user_updates], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("local", "taken"),
+    [
+        (STEP, True),
+        (LocalTraining(0.1, momentum=0.9), True),
+        (LocalTraining(0.1, batch_size=17), True),
+        (LocalTraining(0.1, batch_size=16), False),
+        (LocalTraining(0.1, epochs=2), False),
+        (LocalTraining(0.1, weight_decay=0.1), False),
+    ],
+)
+def test_one_step_of_every_person_is_taken_from_layers_and_no_other(local, taken, monkeypatch):
+    monkeypatch.setattr(PersonGradients, "is_faster", lambda *_: True)
+    task, x, y = make("attention", len(OWNER))
+    found, wanted = {}, {}
+    for ids, rows in compute_updates(task, draw(task), x, y, OWNER, local, torch.Generator().manual_seed(1)):
+        assert isinstance(rows, FactoredRows) == taken
+        found |= dict(zip(ids.tolist(), expand_rows(rows), strict=True))
+    for ids, rows in user_updates(task, draw(task), x, y, OWNER, local, torch.Generator().manual_seed(1)):
+        wanted |= dict(zip(ids.tolist(), rows, strict=True))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_the_path_of_less_counted_time_is_taken():
+    owner = torch.arange(60) // 3
+    large = Task(chain(lin(6, 500), nn.ReLU(), lin(500, 500), nn.ReLU(), lin(500, 3)), cross_entropy())
+    deep = Task(chain(*(lin() for _ in range(8)), lin(6, 3)), cross_entropy())
+    x, y = make("linear", 60)[1:]
+    taken = [build_persons(task, x, y).is_faster(draw(task), owner, STEP) for task in (large, deep)]
+    assert taken == [True, False]

@@ -203,6 +203,17 @@ def count_most_users(cost: StepCost, step_bytes: int, device: torch.device) -> i
     )
 
 
+def estimate_seconds(cost: StepCost, steps: int, units: float) -> float:
+    """Return the time of steps that are interpreted.
+
+    Args:
+        cost: The cost of a step, of one unit.
+        steps: The number of steps.
+        units: The number of units in all steps.
+    """
+    return steps * cost.operations * _INTERPRETED + units * cost.produced / _THROUGHPUT
+
+
 def estimate_time(cost_of: Callable[[int], StepCost], steps: int) -> StepTime:
     """Estimate the time of a step from its cost, for users who take at most so many steps.
 

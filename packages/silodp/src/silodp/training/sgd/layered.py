@@ -46,10 +46,11 @@ from silodp.training.task import Task, flatten_rows
 # Operations that a number of a row costs when rows are written, measured and added up, and a number of a factor, in
 # products of single-precision numbers; those in double precision cost two (CPU, benchmarks/engines.py).
 _PER_ENTRY, _PER_FACTOR, _DOUBLE = 65, 20, 4
-# Bytes of rows that are written at once on a CPU, whose cache holds them until they are added up, and on a GPU.
-_BLOCK = (24 << 20, 1 << 28)
 # How far gradients in double precision may be from those of the general path, relative to the largest.
 _TOLERANCE = 1e-9
+
+BLOCK_BYTES = (24 << 20, 1 << 28)
+"""Bytes of rows that are written at once on a CPU, whose cache holds them until they are added up, and on a GPU."""
 
 
 _Differentiate = Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]]
@@ -76,6 +77,9 @@ class _Use:
     differentiate: _Differentiate
     inputs: Tensor
     place: int
+
+
+_Found = tuple[list[_Use], tuple[Any, ...], tuple[Any, ...], dict[int, Any]]
 
 
 class LayeredGradient:
@@ -128,7 +132,7 @@ class LayeredGradient:
             with seed_torch(task.device, 0):
                 (pieces,) = found._compute_blocks(params, *example)
             written = sum(piece[0].nbytes for piece in pieces if isinstance(piece, Tensor))
-            found._at_once = max(1, _BLOCK[task.device.type == "cuda"] // max(1, written))
+            found._at_once = max(1, BLOCK_BYTES[task.device.type == "cuda"] // max(1, written))
             return found
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
@@ -169,31 +173,78 @@ class LayeredGradient:
     def _compute_blocks(
         self, params: Sequence[Tensor], x: Any, y: Tensor
     ) -> Iterator[tuple[Tensor | Products, ...]]:
-        uses, slopes, copies, escaped = self._differentiate(params, x, y)
-        if any(slope is not None for slope in escaped.values()):
-            raise _NotKept("a parameter is used in another way")
+        found = self._differentiate(params, x, y)
+        self._refuse_escaped(found)
         for first in range(0, len(y), self._at_once):
-            some = slice(first, first + self._at_once)
-            parts: list[list[Tensor | Products]] = [[] for _ in params]
-            for use, slope in zip(uses, slopes, strict=True):
-                if slope is None:  # no loss depends on these outputs
-                    continue
-                weight, bias = use.differentiate(use.inputs[some], slope.movedim(use.place, 0)[some])
-                for place, part in ((use.weight, weight), (use.bias, bias)):
-                    if place is not None and part is not None:
-                        parts[place].append(part)
-            for place, rows in zip(self._copied, copies, strict=True):
-                if rows is not None:
-                    parts[place].append(rows[some].flatten(1))
-            yield tuple(
-                _join(found) if found else p.new_zeros(len(y[some]), p.numel())
-                for found, p in zip(parts, params, strict=True)
-            )
+            yield self._multiply_slopes(params, found, slice(first, min(first + self._at_once, len(y))), 1)
+
+    def sum_groups(
+        self, params: Sequence[Tensor], x: Any, y: Tensor, weights: Tensor, groups: Sequence[tuple[int, int]]
+    ) -> Iterator[FactoredRows]:
+        """Yield weighted sums of the gradients of single records, over groups of consecutive records.
+
+        A sum over records is one over more places, so no record's gradient is made.
+
+        Args:
+            params: The model's parameters, one tensor for each name.
+            x: The records (r, ...).
+            y: The targets (r, ...).
+            weights: The weights (r,).
+            groups: For each block that is yielded, the number of its groups and of the records of each.
+        """
+        try:
+            found = self._differentiate(params, x, y, weights)
+            self._refuse_escaped(found)
+        except _NotKept:
+            found = None
+        first = 0
+        for count, each in groups:
+            some = slice(first, first + count * each)
+            if found is None:
+                rows = flatten_rows(self._general(params, x[some], y[some])) * weights[some].unsqueeze(1)
+                yield FactoredRows((_add_groups(rows, each),))
+            else:
+                yield FactoredRows(self._multiply_slopes(params, found, some, each))
+            first = some.stop
+
+    @staticmethod
+    def _refuse_escaped(found: _Found) -> None:
+        if any(slope is not None for slope in found[-1].values()):
+            raise _NotKept("a parameter is used in another way")
+
+    def _multiply_slopes(
+        self, params: Sequence[Tensor], found: _Found, some: slice, each: int
+    ) -> tuple[Tensor | Products, ...]:
+        """Return the gradients of some records, added up over groups of `each` consecutive ones."""
+        uses, slopes, copies, _ = found
+        parts: list[list[Tensor | Products]] = [[] for _ in params]
+        for use, slope in zip(uses, slopes, strict=True):
+            if slope is None:  # no loss depends on these outputs
+                continue
+            inputs, slope = (_group(v[some], each) for v in (use.inputs, slope.movedim(use.place, 0)))
+            weight, bias = use.differentiate(inputs, slope)
+            for place, part in ((use.weight, weight), (use.bias, bias)):
+                if place is not None and part is not None:
+                    parts[place].append(part)
+        for place, rows in zip(self._copied, copies, strict=True):
+            if rows is not None:
+                parts[place].append(_add_groups(rows[some].flatten(1), each))
+        return tuple(
+            _join(part) if part else p.new_zeros((some.stop - some.start) // each, p.numel())
+            for part, p in zip(parts, params, strict=True)
+        )
 
     def _differentiate(
-        self, params: Sequence[Tensor], x: Any, y: Tensor
-    ) -> tuple[list[_Use], tuple[Any, ...], tuple[Any, ...], dict[int, Any]]:
-        """Return the uses of parameters, the slopes at their outputs, the gradients of copies, and those of others."""
+        self, params: Sequence[Tensor], x: Any, y: Tensor, weights: Tensor | None = None
+    ) -> _Found:
+        """Return the uses of parameters, the slopes at their outputs, the gradients of copies, and those of others.
+
+        Args:
+            params: The model's parameters, one tensor for each name.
+            x: The records (r, ...).
+            y: The targets (r, ...).
+            weights: Factors (r,) of the losses; None: 1.
+        """
         task, keeper = self._task, _Keeper(len(y))
         values = put_channels_last(task, params, x)
         with vectorizable_kernels(task.model), torch.enable_grad():
@@ -229,7 +280,8 @@ class LayeredGradient:
             losses = vmap(compute_loss, randomness="different")(copies, zeros, x, y)
             others = list(applied)
             sources: list[Any] = [*keeper.take_edges(), *copies, *(seen[place] for place in others)]
-            found = torch.autograd.grad(losses.sum(), sources, allow_unused=True)
+            total = losses.sum() if weights is None else losses @ weights
+            found = torch.autograd.grad(total, sources, allow_unused=True)
         uses, own = len(keeper.uses), len(copies)
         return (
             keeper.uses,
@@ -404,7 +456,7 @@ class _Keeper:
         eps: float = 1e-5,
     ) -> Tensor:
         normal = F.group_norm(input, num_groups, eps=eps)
-        return self._scale(normal, weight, bias, _sum_over_channels, (-1, *[1] * (input.dim() - 2)))
+        return self._scale(normal, weight, bias, partial(_sum_over_channels, input.dim() - 2), (-1, *[1] * (input.dim() - 2)))
 
     def _scale(
         self,
@@ -440,14 +492,25 @@ _attend_with_heads = FunctionType(
 )
 
 
+def _group(values: Tensor, each: int) -> Tensor:
+    """Return values (r, ...) as (r / each, each, ...); as they are where each is alone."""
+    return values if each == 1 else values.unflatten(0, (-1, each))  # type: ignore[no-untyped-call]
+
+
+def _add_groups(rows: Tensor, each: int) -> Tensor:
+    """Return the sums of groups of consecutive rows."""
+    return rows if each == 1 else _group(rows, each).sum(1)
+
+
 def _sum_over_vectors(size: int, values: Tensor) -> Tensor:
     """Return the sums (r, size) over all but the last numbers of each record, from values (r, ...)."""
     return values.reshape(len(values), -1, size).sum(1)
 
 
-def _sum_over_channels(values: Tensor) -> Tensor:
-    """Return the sums (r, channels) over all but the third dimension, from values (r, k, channels, ...)."""
-    return values.flatten(3).sum((1, 3)) if values.dim() > 3 else values.sum(1)
+def _sum_over_channels(dims: int, values: Tensor) -> Tensor:
+    """Return the sums (r, channels) over all but channels, from values (r, ..., channels, places of `dims`)."""
+    places = values.shape[values.dim() - dims :]
+    return values.reshape(len(values), -1, values.shape[-dims - 1], math.prod(places)).sum((1, 3))
 
 
 def _differentiate_linear(x: Tensor, slope: Tensor) -> tuple[Tensor | Products, Tensor]:

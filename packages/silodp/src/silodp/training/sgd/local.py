@@ -6,7 +6,7 @@ mode (dropout draws per user and step). Rows that are not finite are yielded as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
+from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import build_single_user_gradient
 from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
 from silodp.training.sgd.isolation import compute_large_alone, find_large_records, train_isolated
+from silodp.training.sgd.persons import PersonGradients, takes_one_step
 from silodp.training.task import Task
 
-__all__ = ["LocalTraining", "silo_update", "user_updates"]
+__all__ = ["LocalTraining", "compute_updates", "silo_update", "user_updates"]
 
 
 def user_updates(
@@ -64,6 +66,52 @@ def user_updates(
     Source: Kato et al. 2024, "ULDP-FL: Federated Learning with Across-Silo User-Level Differential Privacy",
     Algorithm 3 (ULDP-AVG), the inner loop.
     """
+    data = _read_records(task, x, y, user)
+
+    def train(*some: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return _train_together(task, start, *some, local, generator, memory_budget)
+
+    start = task.validate_params(params)
+    yield from _train_apart(task, start, *data, local, generator, isolate_units, train)
+
+
+def compute_updates(
+    task: Task,
+    params: Tensor,
+    x: Any,
+    y: Any,
+    user: Any,
+    local: LocalTraining,
+    generator: torch.Generator,
+    *,
+    isolate_units: bool = False,
+) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
+    """Train every user as `user_updates` does; what is only clipped and added up needs no row for each user.
+
+    Where all users take one step, deltas may be sums of outer products (`sgd.persons`), which take less time and memory
+    than rows. They are those of `user_updates` up to rounding, and with dropout up to which masks are drawn.
+
+    Args and Raises: as `user_updates`.
+
+    Yields:
+        Chunks (ids (r,) int64 on the CPU, deltas (r, d), a tensor or `FactoredRows`, which must not be changed).
+    """
+    data = _read_records(task, x, y, user)
+    start = task.validate_params(params)
+
+    def train(*some: Any) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
+        inputs, targets, owner = some
+        if len(owner) and takes_one_step(local, owner):
+            gradients = PersonGradients.try_build(task, inputs, targets)
+            if gradients is not None and gradients.is_faster(start, owner, local):
+                return gradients.descend(start, owner, local, generator)
+        return _train_together(task, start, *some, local, generator, None)
+
+    yield from _train_apart(task, start, *data, local, generator, isolate_units, train)
+
+
+def _read_records(task: Task, x: Any, y: Any, user: Any) -> tuple[Any, Tensor, Tensor]:
+    """Return records and targets on the task's device, and their owners on the CPU."""
     inputs, targets = task.tensors(x, y)
     # A copy, because torch warns of arrays that are read-only.
     owner = torch.as_tensor(user.copy() if isinstance(user, np.ndarray) else user).to("cpu", torch.int64)
@@ -72,7 +120,21 @@ def user_updates(
             f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree",
             code="argument.shape",
         )
-    start = task.validate_params(params)
+    return inputs, targets, owner
+
+
+def _train_apart(
+    task: Task,
+    start: Tensor,
+    inputs: Any,
+    targets: Tensor,
+    owner: Tensor,
+    local: LocalTraining,
+    generator: torch.Generator,
+    isolate_units: bool,
+    train: Callable[..., Iterator[tuple[Tensor, Any]]],
+) -> Iterator[tuple[Tensor, Any]]:
+    """Train users side by side by `train`, which gets their records, and one after another those with large numbers."""
     data = inputs, targets, owner
     large = owner if isolate_units else owner[find_large_records(task, inputs, targets)]
 
@@ -82,8 +144,7 @@ def user_updates(
         )
 
     rest = ~torch.isin(owner, large)
-    together = _train_together(task, start, *_select(*data, rest), local, generator, memory_budget)
-    yield from compute_large_alone(together, large, train_alone)
+    yield from compute_large_alone(train(*_select(*data, rest)), large, train_alone)
 
 
 def _select(x: Any, y: Tensor, owner: Tensor, which: Tensor) -> tuple[Any, Tensor, Tensor]:
