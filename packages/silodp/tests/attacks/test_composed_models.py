@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from silodp.errors import SilodpError
 from silodp.training import LocalTraining, Task, cross_entropy, user_updates
-from silodp.training.sgd import RecordGradients
+from silodp.training.sgd import RecordGradients, compute_updates
 from silodp.training.sgd.layered import LayeredGradient
+from silodp.training.sgd.persons import PersonGradients
 
 WIDTH = 6
 Rows = dict[int, Tensor]
@@ -345,9 +346,9 @@ def compute(task: Task, params: Tensor, data: tuple[np.ndarray, ...], engine: st
         local = LocalTraining(
             0.5, epochs=10 if engine == "traced" else 1, batch_size=4 if engine == "batches" else None
         )
-        rows = clip(
-            user_updates(task, params, x, y, user, local, generator, isolate_units=engine == "isolated")
-        )
+        compute_rows = compute_updates if engine == "persons" else user_updates
+        isolates = engine == "isolated"
+        rows = clip(compute_rows(task, params, x, y, user, local, generator, isolate_units=isolates))
     task.refuse_changes()
     return rows
 
@@ -390,7 +391,7 @@ def check_compositions(seeds: range, engines: Sequence[str] = ENGINES) -> tuple[
     broken, trained = [], 0
     for seed in seeds:
         rng, engine = np.random.default_rng(seed), engines[seed % len(engines)]
-        parts, is_apart, build = compose(rng, layered=engine.startswith("record"))
+        parts, is_apart, build = compose(rng, layered=engine.startswith(("record", "persons")))
         result = measure(build, rng, engine)
         trained += result is not None
         if result is None and is_apart:
@@ -404,6 +405,17 @@ def check_compositions(seeds: range, engines: Sequence[str] = ENGINES) -> tuple[
 def test_composed_models_keep_persons_and_records_apart_or_are_refused() -> None:
     trained, refused = check_compositions(range(12))
     assert min(trained, refused) >= 3
+
+
+def test_steps_by_inputs_and_slopes_of_composed_layers_keep_persons_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = list[PersonGradients]()
+    monkeypatch.setattr(PersonGradients, "is_faster", lambda *args: taken.append(args[0]) or True)
+    trained, refused = check_compositions(range(20), ("persons",))
+    assert min(trained, refused) >= 3
+    assert len(taken) >= 8  # two for each model that was trained so
+    assert any(gradients._gradient._copied for gradients in taken)
 
 
 def test_gradients_by_inputs_and_slopes_of_composed_layers_keep_records_apart(

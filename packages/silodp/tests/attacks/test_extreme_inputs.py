@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from silodp.mechanisms.clipping import clip_rows
 from silodp.training.losses import squared_error
-from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
+from silodp.training.sgd import LocalTraining, RecordGradients, compute_updates, user_updates
 from silodp.training.sgd.isolation import predict_rows
+from silodp.training.sgd.persons import PersonGradients
 from silodp.training.task import Task
 from support.oracles import add_up
 
@@ -162,6 +163,28 @@ def test_one_person_moves_a_sum_of_updates_by_one_clip_at_any_magnitude(
         x, y = make_records(17, shape, magnitude)
         moved = measure_move(sum_updates(task, start, x, y, local), 17)
         assert moved <= 1 + ROUNDING, magnitude
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in ("recurrent", "looped")])
+def test_one_person_moves_a_sum_of_steps_by_one_clip_at_any_magnitude(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step of persons with 1 to 6 records, by inputs and slopes of layers; rows are never made."""
+    monkeypatch.setattr(PersonGradients, "is_faster", lambda *_: True)
+    task, start, shape = make_task(kind)
+    counts = torch.tensor([1, 6, 2, 2, 6, 1, 3, 5])
+    user = torch.arange(len(counts)).repeat_interleave(counts)
+    for magnitude in MAGNITUDES:
+        x, y = make_records(len(user), shape, magnitude)
+
+        def add(persons: int, x: Tensor = x, y: Tensor = y) -> Tensor:
+            here, local = user < persons, LocalTraining(0.1)
+            generator = torch.Generator().manual_seed(0)
+            chunks = compute_updates(task, start, x[here], y[here], user[here], local, generator)
+            return add_up(chunks, task.size)
+
+        assert PersonGradients.try_build(task, x, y) is not None
+        assert measure_move(add, len(counts)) <= 1 + ROUNDING, magnitude
 
 
 @pytest.mark.slow
