@@ -384,6 +384,25 @@ def test_steps_of_persons_and_clipped_sums_are_those_of_plain_autograd(name, kep
     torch.testing.assert_close(total, factors @ wanted, rtol=0, atol=1e-6 * float(total.norm()))
 
 
+@pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name][1] == IMAGE or "signal volume".count(name)])
+def test_convolutions_of_one_row_after_another_are_those_of_plain_autograd(name, monkeypatch):
+    found = []
+    for least in (1e9, 1):
+        monkeypatch.setattr(layered, "_MIN_TO_CONVOLVE", least)
+        task, x, y = make(name, len(OWNER))
+        found.append(take_step(build_persons(task, x, y), draw(task), OWNER))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_large_convolutions_are_differentiated_by_one_row_after_another(monkeypatch):
+    asked, convolve = [], layered._Window._convolve
+    monkeypatch.setattr(layered._Window, "_convolve", lambda *args: asked.append(1) or convolve(*args))
+    for size, channels in ((8, 16), (32, 16), (64, 1)):
+        window = layered._Window.make(torch.empty(16, channels, 3, 3), 1, 1, 1, 1)
+        window.differentiate(torch.randn(2, 1, channels, size, size), torch.randn(2, 1, 16, size, size))
+    assert len(asked) == 1
+
+
 def test_persons_of_one_block_are_cut_where_their_rows_would_be_large(monkeypatch):
     task, x, y = make("words", 12)
     owner, gradients = torch.arange(12) // 2, build_persons(task, x, y)

@@ -46,6 +46,8 @@ from silodp.training.task import Task, flatten_rows
 # Operations that a number of a row costs when rows are written, measured and added up, and a number of a factor, in
 # products of single-precision numbers; those in double precision cost two (CPU, benchmarks/engines.py).
 _PER_ENTRY, _PER_FACTOR, _DOUBLE = 65, 20, 4
+# Operations of a row from which on a convolution is differentiated by oneDNN, row after row (one thread).
+_MIN_TO_CONVOLVE = 1 << 21
 # How far gradients in double precision may be from those of the general path, relative to the largest.
 _TOLERANCE = 1e-9
 
@@ -568,12 +570,38 @@ class _Window:
         """Return the gradients of weight and bias of a convolution."""
         count, dims = len(x), len(self.size)
         x, slope = (values.reshape(-1, *values.shape[-dims - 1 :]) for values in (x, slope))
+        if self._convolves(x, slope, count):
+            return self._convolve(x, slope, count), slope.flatten(2).sum(2).view(count, -1, slope.shape[1]).sum(1)
         slope = slope.flatten(2).transpose(1, 2).reshape(count, -1, slope.shape[1])
         patches = self.cut(x).reshape(count, slope.shape[1], self.groups, -1)
         if self.groups == 1:
             return _multiply(slope, patches.squeeze(2))
         apart = slope.view(*slope.shape[:2], self.groups, -1)
         return torch.einsum("rtgo,rtgc->rgoc", apart, patches).flatten(1), slope.sum(1)
+
+    def _convolves(self, x: Tensor, slope: Tensor, count: int) -> bool:
+        """Return whether oneDNN takes less time for one row after another than one product of patches.
+
+        Each patch is written, which costs as much as some products; of one channel, oneDNN is slow.
+        """
+        patches = slope.numel() // slope.shape[1] // count * x.shape[1] * math.prod(self.size)
+        operations = patches * (slope.shape[1] // self.groups + _PER_FACTOR)
+        return x.device.type == "cpu" and x.shape[1] > self.groups and operations >= _MIN_TO_CONVOLVE
+
+    def _convolve(self, x: Tensor, slope: Tensor, count: int) -> Tensor:
+        """Return the gradients of the weight (count, ...), as ordinary autograd computes them."""
+        if any(before != after for before, after in self.padding):
+            x = F.pad(x, [one for pair in reversed(self.padding) for one in pair])
+            pads = [0] * len(self.size)
+        else:
+            pads = [before for before, _ in self.padding]
+        weight = x.new_empty(1).expand(slope.shape[1], x.shape[1] // self.groups, *self.size)
+        options = (self.stride, pads, self.dilation, False, [0] * len(pads), self.groups, [False, True, False])
+        found = [
+            torch.ops.aten.convolution_backward(own, inputs, weight, None, *options)[1]
+            for own, inputs in zip(slope.chunk(count), x.chunk(count), strict=True)
+        ]
+        return torch.stack(found).flatten(1)
 
     def cut(self, x: Tensor) -> Tensor:
         """Return what each output is computed from: (n, places, channels · kernel), from inputs (n, channels, ...)."""
