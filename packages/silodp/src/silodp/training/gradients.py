@@ -156,7 +156,7 @@ def find_min_to_loop(task: Task) -> int | None:
     user run as in plain training. On a CPU, 64 images a step take half the time, 16 two thirds, 4 up to three times as
     long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same floats.
     """
-    has_any = _has_layer(task.model, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    has_any = has_layer(task.model, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return _MIN_TO_LOOP if task.device.type == "cpu" and has_any else None
 
 
@@ -171,7 +171,8 @@ def _has_fused_recurrence(task: Task) -> bool:
     return any(isinstance(layer, nn.LSTM) and layer.hidden_size > _MOST_OF_LSTM for layer in layers)
 
 
-def _has_layer(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+def has_layer(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Return whether a module, or one in it, is of one of these kinds."""
     return any(isinstance(module, kinds) for module in model.modules())
 
 
@@ -569,7 +570,7 @@ def vectorizable_kernels(model: nn.Module) -> Iterator[None]:
     if any(isinstance(mode, _ReplaceKernels) for mode in modes):
         yield  # they are chosen already
         return
-    groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
+    groups = {F.group_norm: _normalize_groups} if has_layer(model, nn.GroupNorm) else {}
     replaced = _ReplaceKernels(_REPLACED | packed.REPLACED | groups)
     with (
         ExitStack() as kernels,
@@ -581,7 +582,7 @@ def vectorizable_kernels(model: nn.Module) -> Iterator[None]:
     ):
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.
-        if _has_layer(model, nn.LSTM):
+        if has_layer(model, nn.LSTM):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))
         yield

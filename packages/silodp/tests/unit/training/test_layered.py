@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -59,6 +60,18 @@ def attend(m: Own, x: Tensor) -> Tensor:
     return m.head((F.scaled_dot_product_attention(q, k, v) + x).flatten(1))
 
 
+def attend_in_heads(kind: str, m: Own, x: Tensor) -> Tensor:
+    q, k, v = (part(x).unflatten(-1, (-1, 3)).transpose(1, 2) for part in (m.q, m.k, m.v))
+    masks = {
+        "all": None,
+        "causal": None,
+        "records": (x[:, None, None, :, 0] > -1).expand(-1, 1, 5, 5) | torch.eye(5, dtype=torch.bool),
+        "places": torch.linspace(0, 1, 25).view(5, 5),
+    }
+    h = F.scaled_dot_product_attention(q, k, v, masks[kind], is_causal=kind == "causal", enable_gqa=kind == "all")
+    return m.head(h.transpose(1, 2).flatten(1))
+
+
 def read(m: Own, x: Tensor) -> Tensor:
     h = m.tokens(x) + m.places(torch.arange(x.shape[1]))  # places have no dimension of records
     return m.head(m.norm(h).mean(1))
@@ -108,6 +121,10 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
         lambda: chain(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)), IMAGE,
         set()),
     "attention": (lambda: Own(attend, q=lin(), k=lin(), v=lin(), head=lin(30, 3)), WORDS, set()),
+    **{f"attention in heads, {kind}": (
+        lambda kind=kind: Own(partial(attend_in_heads, kind), q=lin(), k=lin(6, 3 if kind == "all" else 6),
+                              v=lin(6, 3 if kind == "all" else 6), head=lin(30, 3)), WORDS, set())
+       for kind in ("all", "causal", "records", "places")},
     "torch's attention": (
         lambda: Own(lambda m, x: m.head(m.a(x, x, x)[0].flatten(1)), a=nn.MultiheadAttention(6, 2, batch_first=True),
                     head=lin(30, 3)), WORDS, set()),
@@ -207,6 +224,16 @@ def test_named_inputs_and_constant_parts_are_taken():
     assert gradient is not None
     plain = torch.cat([part for _, part in record_gradients(task, params, x, y)])
     torch.testing.assert_close(compute(gradient, task, params, x, y).float(), plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["all", "causal", "records", "places"])
+def test_attention_in_heads_runs_outside_of_vmap_as_one_batch(kind, monkeypatch):
+    """Under vmap, torch takes attention apart, which takes twice the time."""
+    task, x, y = make(f"attention in heads, {kind}")
+    gradient, asked, choose = LayeredGradient.try_build(task, x, y), [], layered.sdpa_kernel
+    monkeypatch.setattr(layered, "sdpa_kernel", lambda kinds: asked.append(kinds) or choose(kinds))
+    compute(gradient, task, draw(task), x, y)
+    assert len(asked) == 1
 
 
 def test_dropout_draws_as_in_the_general_path():

@@ -26,15 +26,17 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _functorch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from silodp.data.inputs import map_arrays
 from silodp.mechanisms.rows import FactoredRows, Products
 from silodp.training.gradients import (
     ReplaceFunctions,
+    has_layer,
     is_looped,
     put_channels_last,
     select_gradient,
@@ -248,7 +250,9 @@ class LayeredGradient:
             weights: Factors (r,) of the losses; None: 1.
         """
         task, keeper = self._task, _Keeper(len(y))
-        values = put_channels_last(task, params, x)
+        # Groups of channels are normalized as rows, which lie together where channels do not come last.
+        is_grouped = has_layer(task.model, nn.GroupNorm)
+        values = params if is_grouped else put_channels_last(task, params, x)
         with vectorizable_kernels(task.model), torch.enable_grad():
             # What the model sees is another tensor than what known functions compute with.
             seen = [p.detach().requires_grad_() for p in params]
@@ -314,6 +318,7 @@ class _Keeper:
             F.rms_norm: self._normalize_squares,
             F.group_norm: self._normalize_groups,
             F.multi_head_attention_forward: self._attend,
+            F.scaled_dot_product_attention: self._weigh_values,
             **convolutions,
         }
 
@@ -480,6 +485,34 @@ class _Keeper:
             return add_up(x * slope), add_up(slope)
 
         return self._note(weight_place, bias_place, differentiate, normal, outputs)
+
+    def _weigh_values(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        """Compute attention outside of vmap, by a kernel that has no rule for it; each record is an entry of a batch."""
+        options |= {"is_causal": is_causal}
+        given = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+        parts = [self._flatten_records(each) for each in given]
+        if attn_mask is not None and self._unwrap(attn_mask)[1] is None and attn_mask.shape[:-2].numel() == 1:
+            parts[3] = attn_mask  # the same for all records
+        if dropout_p or any(part is None for part in parts):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            outputs = F.scaled_dot_product_attention(*parts, **options)
+        outputs = outputs.unflatten(0, (self._count, -1))  # type: ignore[no-untyped-call]
+        return _functorch._add_batch_dim(outputs, 0, _functorch.maybe_get_level(self._zero))
+
+    def _flatten_records(self, values: Tensor) -> Tensor | None:
+        """Return heads (r·k, heads, ...) of all records, from those of one (k, heads, ...), or None for other values."""
+        whole, place = self._unwrap(values)
+        return None if place is None or values.dim() != 4 else whole.movedim(place, 0).flatten(0, 1)
 
     def _attend(self, *args: Any, **options: Any) -> Any:
         with ReplaceFunctions(self._replaced):
