@@ -107,6 +107,12 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
     "weight that is also used otherwise": (
         lambda: Own(lambda m, x: m.c(m.b(m.a(x)) * m.a.weight.mean()), a=lin(), b=lin(6, 16), c=lin(16, 3)), TABLE,
         {"a.weight", "a.bias"}),
+    "products of matrices": (
+        lambda: Own(lambda m, x: ((x @ m.a.weight.T).tanh() @ m.w + m.a.bias) @ m.b.weight.t(), a=lin(), b=lin(6, 3, bias=False),
+                    w=nn.Parameter(torch.randn(6, 6) / 3)), WORDS[1:], {"a.bias"}),
+    "transposed and used otherwise": (
+        lambda: Own(lambda m, x: m.c(x @ m.a.weight.T * m.a.weight.T.mean()), a=lin(6, 6, bias=False), c=lin(6, 16)),
+        TABLE, {"a.weight"}),
     "residual": (lambda: Own(lambda m, x: m.b(x + m.a(x).tanh()), a=lin(), b=lin(6, 3)), TABLE, set()),
     "first dimensions flattened": (
         lambda: Own(lambda m, x: m.b(m.a(x.reshape(-1, 6)).tanh().reshape(len(x), -1)), a=lin(), b=lin(30, 3)),
@@ -320,7 +326,7 @@ def test_gradients_that_differ_from_the_general_path_are_not_taken(monkeypatch):
 
 
 OTHERS = {
-    "most of it is used otherwise": lambda: Own(lambda m, x: x @ m.w, w=nn.Parameter(torch.randn(6, 3))),
+    "most of it is used otherwise": lambda: Own(lambda m, x: (x.unsqueeze(-1) * m.w).sum(1), w=nn.Parameter(torch.randn(6, 3))),
     "double": lambda: chain(lin(6, 3)).double(),
     "recurrent": lambda: Own(lambda m, x: m.b(m.a(x.unsqueeze(1))[0][:, 0]), a=nn.LSTM(6, 4, batch_first=True),
                              b=lin(4, 3)),

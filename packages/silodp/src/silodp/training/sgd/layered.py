@@ -310,9 +310,12 @@ class _Keeper:
         self._written = list[tuple[Tensor, int]]()  # inputs and outputs, and how often each had been written
         self._known: Mapping[int, tuple[int | None, Tensor | None]] = {}
         self._zero = torch.zeros(())
+        self._transposed = dict[int, tuple[Tensor, Tensor]]()  # identity of W.T -> W.T and W
         convolutions = {f: partial(self._convolve, f) for f in (F.conv1d, F.conv2d, F.conv3d)}
         self._replaced: dict[Any, Callable[..., Any]] = {
             F.linear: self._apply_linear,
+            **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), self._apply_product),
+            **{get: partial(self._transpose, get) for get in (Tensor.T.__get__, Tensor.t, torch.t)},
             F.embedding: self._look_up,
             F.layer_norm: self._normalize,
             F.rms_norm: self._normalize_squares,
@@ -330,6 +333,7 @@ class _Keeper:
             zero: A number 0 of each record, seen from inside of vmap.
         """
         self._known, self._zero = known, zero
+        self._transposed.clear()
         return ReplaceFunctions(self._replaced)
 
     def take_edges(self) -> list[GradientEdge]:
@@ -395,6 +399,22 @@ class _Keeper:
             whole = whole.view(*inside.shape[:-1], -1)
             outputs = _functorch._add_batch_dim(whole, 0, _functorch.maybe_get_level(self._zero))
         return self._note(place, bias_place, _differentiate_linear, input, outputs)
+
+    def _transpose(self, function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+        """Return Wᵀ, and remember of which matrix."""
+        found = function(tensor)
+        if id(tensor) in self._known and tensor.dim() == 2:
+            self._transposed[id(found)] = found, tensor
+        return found
+
+    def _apply_product(self, input: Tensor, other: Tensor) -> Tensor:
+        """Compute input @ other, where the other one may be a weight or its transpose."""
+        if id(other) in self._transposed:
+            return self._apply_linear(input, self._transposed[id(other)][1])
+        ((place, w),) = self._find(other)
+        if place is None or w is None or w.dim() != 2:
+            return torch.matmul(input, other)
+        return self._note(place, None, _differentiate_product, input, torch.matmul(input, w))
 
     def _convolve(
         self,
@@ -552,6 +572,11 @@ def _differentiate_linear(x: Tensor, slope: Tensor) -> tuple[Tensor | Products, 
     """Return the gradients of weight and bias of a linear layer."""
     x, slope = (values.reshape(len(values), -1, values.shape[-1]) for values in (x, slope))
     return _multiply(slope, x)
+
+
+def _differentiate_product(x: Tensor, slope: Tensor) -> tuple[Tensor | Products, None]:
+    """Return the gradient of a weight W of x @ W."""
+    return _differentiate_linear(slope, x)[0], None
 
 
 def _differentiate_lookup(
