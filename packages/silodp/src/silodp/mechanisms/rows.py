@@ -118,7 +118,8 @@ class Products:
         for first in range(0, len(self), at_once):
             left, right = self.left[first : first + at_once], self.right[first : first + at_once].double()
             rows = torch.arange(len(left), device=left.device).unsqueeze(1)
-            places, inverse = (left + rows * self.height).unique(return_inverse=True)
+            keys = left + rows * self.height
+            places, inverse = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
             sums = right.new_zeros(len(places), n).index_add_(0, inverse.flatten(), right.flatten(0, 1))
             squares = right.new_zeros(len(left)).index_add_(0, places // self.height, sums.square().sum(1))
             total = torch.linalg.vector_norm(right, dim=2).sum(1)

@@ -68,7 +68,9 @@ def attend_in_heads(kind: str, m: Own, x: Tensor) -> Tensor:
         "records": (x[:, None, None, :, 0] > -1).expand(-1, 1, 5, 5) | torch.eye(5, dtype=torch.bool),
         "places": torch.linspace(0, 1, 25).view(5, 5),
     }
-    h = F.scaled_dot_product_attention(q, k, v, masks[kind], is_causal=kind == "causal", enable_gqa=kind == "all")
+    h = F.scaled_dot_product_attention(
+        q, k, v, masks[kind], is_causal=kind == "causal", enable_gqa=kind == "all"
+    )
     return m.head(h.transpose(1, 2).flatten(1))
 
 
@@ -108,8 +110,8 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
         lambda: Own(lambda m, x: m.c(m.b(m.a(x)) * m.a.weight.mean()), a=lin(), b=lin(6, 16), c=lin(16, 3)), TABLE,
         {"a.weight", "a.bias"}),
     "products of matrices": (
-        lambda: Own(lambda m, x: ((x @ m.a.weight.T).tanh() @ m.w + m.a.bias) @ m.b.weight.t(), a=lin(), b=lin(6, 3, bias=False),
-                    w=nn.Parameter(torch.randn(6, 6) / 3)), WORDS[1:], {"a.bias"}),
+        lambda: Own(lambda m, x: ((x @ m.a.weight.T).tanh() @ m.w + m.a.bias) @ m.b.weight.t(), a=lin(),
+                    b=lin(6, 3, bias=False), w=nn.Parameter(torch.randn(6, 6) / 3)), WORDS[1:], {"a.bias"}),
     "transposed and used otherwise": (
         lambda: Own(lambda m, x: m.c(x @ m.a.weight.T * m.a.weight.T.mean()), a=lin(6, 6, bias=False), c=lin(6, 16)),
         TABLE, {"a.weight"}),
@@ -326,7 +328,8 @@ def test_gradients_that_differ_from_the_general_path_are_not_taken(monkeypatch):
 
 
 OTHERS = {
-    "most of it is used otherwise": lambda: Own(lambda m, x: (x.unsqueeze(-1) * m.w).sum(1), w=nn.Parameter(torch.randn(6, 3))),
+    "most of it is used otherwise": lambda: Own(lambda m, x: (x.unsqueeze(-1) * m.w).sum(1),
+                                                w=nn.Parameter(torch.randn(6, 3))),
     "double": lambda: chain(lin(6, 3)).double(),
     "recurrent": lambda: Own(lambda m, x: m.b(m.a(x.unsqueeze(1))[0][:, 0]), a=nn.LSTM(6, 4, batch_first=True),
                              b=lin(4, 3)),
@@ -376,7 +379,9 @@ def test_dp_sgd_takes_them(monkeypatch):
 
 
 # Persons: 7 records, 2, 1, 18 (padded by 0, 0, 0 and 2), 0 of person 3, and one of weight 0 below.
-OWNER = torch.tensor([*[4] * 7, *[0] * 2, 9, *[5] * 17])[torch.randperm(27, generator=torch.Generator().manual_seed(3))]
+OWNER = torch.tensor([*[4] * 7, *[0] * 2, 9, *[5] * 17])[
+    torch.randperm(27, generator=torch.Generator().manual_seed(3))
+]
 STEP = LocalTraining(0.5)
 
 
@@ -400,7 +405,7 @@ def test_steps_of_persons_and_clipped_sums_are_those_of_plain_autograd(name, kep
     task, x, y = make(name, len(OWNER))
     params, gradients = draw(task), build_persons(*make(name, len(OWNER)))
     each = differentiate(task, params, x, y)
-    wanted = torch.stack([-0.5 * each[OWNER == one].mean(0) for one in (0, 4, 5, 9)])
+    wanted = torch.stack([-0.5 * each[one == OWNER].mean(0) for one in (0, 4, 5, 9)])
     clip, weights = float(wanted.norm(dim=1).median()), torch.linspace(0, 1, 10, dtype=torch.float64)
     total = torch.zeros(task.size, dtype=torch.float64)
     for at_once in (100, 8):
@@ -417,7 +422,9 @@ def test_steps_of_persons_and_clipped_sums_are_those_of_plain_autograd(name, kep
     torch.testing.assert_close(total, factors @ wanted, rtol=0, atol=1e-6 * float(total.norm()))
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name][1] == IMAGE or "signal volume".count(name)])
+@pytest.mark.parametrize(
+    "name", [name for name in KNOWN if KNOWN[name][1] == IMAGE or "signal volume".count(name)]
+)
 def test_convolutions_of_one_row_after_another_are_those_of_plain_autograd(name, monkeypatch):
     found = []
     for least in (1e9, 1):

@@ -57,6 +57,7 @@ BLOCK_BYTES = (24 << 20, 1 << 28)
 """Bytes of rows that are written at once on a CPU, whose cache holds them until they are added up, and on a GPU."""
 
 
+_TRANSPOSE: Callable[[Tensor], Tensor] = Tensor.T.__get__  # type: ignore[attr-defined]
 _Differentiate = Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]]
 
 
@@ -315,7 +316,7 @@ class _Keeper:
         self._replaced: dict[Any, Callable[..., Any]] = {
             F.linear: self._apply_linear,
             **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), self._apply_product),
-            **{get: partial(self._transpose, get) for get in (Tensor.T.__get__, Tensor.t, torch.t)},
+            **{get: partial(self._transpose, get) for get in (_TRANSPOSE, Tensor.t, torch.t)},
             F.embedding: self._look_up,
             F.layer_norm: self._normalize,
             F.rms_norm: self._normalize_squares,
@@ -333,7 +334,6 @@ class _Keeper:
             zero: A number 0 of each record, seen from inside of vmap.
         """
         self._known, self._zero = known, zero
-        self._transposed.clear()
         return ReplaceFunctions(self._replaced)
 
     def take_edges(self) -> list[GradientEdge]:
@@ -483,7 +483,9 @@ class _Keeper:
         eps: float = 1e-5,
     ) -> Tensor:
         normal = F.group_norm(input, num_groups, eps=eps)
-        return self._scale(normal, weight, bias, partial(_sum_over_channels, input.dim() - 2), (-1, *[1] * (input.dim() - 2)))
+        return self._scale(
+            normal, weight, bias, partial(_sum_over_channels, input.dim() - 2), (-1, *[1] * (input.dim() - 2))
+        )
 
     def _scale(
         self,
@@ -516,21 +518,23 @@ class _Keeper:
         is_causal: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Compute attention outside of vmap, by a kernel that has no rule for it; each record is an entry of a batch."""
+        """Compute attention of all records as one batch, outside of vmap, which would take its kernel apart."""
         options |= {"is_causal": is_causal}
         given = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         parts = [self._flatten_records(each) for each in given]
         if attn_mask is not None and self._unwrap(attn_mask)[1] is None and attn_mask.shape[:-2].numel() == 1:
             parts[3] = attn_mask  # the same for all records
-        if dropout_p or any(part is None for part in parts):
+        flat = [part for part in parts if part is not None]
+        if dropout_p or len(flat) < len(given):
             return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-            outputs = F.scaled_dot_product_attention(*parts, **options)
+            attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+            outputs = attend(*flat, **options)
         outputs = outputs.unflatten(0, (self._count, -1))  # type: ignore[no-untyped-call]
         return _functorch._add_batch_dim(outputs, 0, _functorch.maybe_get_level(self._zero))
 
     def _flatten_records(self, values: Tensor) -> Tensor | None:
-        """Return heads (r·k, heads, ...) of all records, from those of one (k, heads, ...), or None for other values."""
+        """Return heads (r·k, heads, ...) of all records, from (k, heads, ...) of one; None for other values."""
         whole, place = self._unwrap(values)
         return None if place is None or values.dim() != 4 else whole.movedim(place, 0).flatten(0, 1)
 
@@ -629,7 +633,9 @@ class _Window:
         count, dims = len(x), len(self.size)
         x, slope = (values.reshape(-1, *values.shape[-dims - 1 :]) for values in (x, slope))
         if self._convolves(x, slope, count):
-            return self._convolve(x, slope, count), slope.flatten(2).sum(2).view(count, -1, slope.shape[1]).sum(1)
+            return self._convolve(x, slope, count), slope.flatten(2).sum(2).view(
+                count, -1, slope.shape[1]
+            ).sum(1)
         slope = slope.flatten(2).transpose(1, 2).reshape(count, -1, slope.shape[1])
         patches = self.cut(x).reshape(count, slope.shape[1], self.groups, -1)
         if self.groups == 1:
@@ -654,7 +660,15 @@ class _Window:
         else:
             pads = [before for before, _ in self.padding]
         weight = x.new_empty(1).expand(slope.shape[1], x.shape[1] // self.groups, *self.size)
-        options = (self.stride, pads, self.dilation, False, [0] * len(pads), self.groups, [False, True, False])
+        options = (
+            self.stride,
+            pads,
+            self.dilation,
+            False,
+            [0] * len(pads),
+            self.groups,
+            [False, True, False],
+        )
         found = [
             torch.ops.aten.convolution_backward(own, inputs, weight, None, *options)[1]
             for own, inputs in zip(slope.chunk(count), x.chunk(count), strict=True)

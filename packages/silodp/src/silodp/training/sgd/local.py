@@ -68,8 +68,8 @@ def user_updates(
     """
     data = _read_records(task, x, y, user)
 
-    def train(*some: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        return _train_together(task, start, *some, local, generator, memory_budget)
+    def train(x: Any, y: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return _train_together(task, start, x, y, owner, local, generator, memory_budget)
 
     start = task.validate_params(params)
     yield from _train_apart(task, start, *data, local, generator, isolate_units, train)
@@ -99,13 +99,12 @@ def compute_updates(
     data = _read_records(task, x, y, user)
     start = task.validate_params(params)
 
-    def train(*some: Any) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
-        inputs, targets, owner = some
+    def train(x: Any, y: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         if len(owner) and takes_one_step(local, owner):
-            gradients = PersonGradients.try_build(task, inputs, targets)
+            gradients = PersonGradients.try_build(task, x, y)
             if gradients is not None and gradients.is_faster(start, owner, local):
                 return gradients.descend(start, owner, local, generator)
-        return _train_together(task, start, *some, local, generator, None)
+        return _train_together(task, start, x, y, owner, local, generator, None)
 
     yield from _train_apart(task, start, *data, local, generator, isolate_units, train)
 
