@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from silodp.data.inputs import NamedArrays, get_kind
 from silodp.mechanisms.clipping import clip_rows, sum_rows
 from silodp.mechanisms.rows import FactoredRows, Products
-from silodp.training.losses import Loss, cross_entropy
+from silodp.training.losses import Loss, cox, cross_entropy, exponential_survival
 from silodp.training.model_state import seed_torch
 from silodp.training.sgd import LocalTraining, RecordGradients, compute_updates, layered, user_updates
 from silodp.training.sgd.layered import LayeredGradient
@@ -152,6 +152,8 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
     "same": (lambda: convolution(2, padding="same", dilation=(2, 1)), IMAGE, set()),
     "reflect": (lambda: convolution(2, padding=1, padding_mode="reflect"), IMAGE, set()),
     "groups": (lambda: convolution(2, groups=2), IMAGE, set()),
+    "same of two": (lambda: chain(nn.Conv2d(2, 4, 2, padding="same"), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)),
+                    IMAGE, set()),
     "kernel of two": (lambda: chain(nn.Conv2d(2, 4, 2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)), IMAGE, set()),
     "volume": (lambda: convolution(3, padding=1), (2, 4, 5, 3), set()),
     "channels without records": (
@@ -437,7 +439,7 @@ def test_convolutions_of_one_row_after_another_are_those_of_plain_autograd(name,
 def test_large_convolutions_are_differentiated_by_one_row_after_another(monkeypatch):
     asked, convolve = [], layered._Window._convolve
     monkeypatch.setattr(layered._Window, "_convolve", lambda *args: asked.append(1) or convolve(*args))
-    for size, channels in ((8, 16), (32, 16), (64, 1)):
+    for size, channels in ((8, 16), (32, 16), (128, 1)):
         window = layered._Window.make(torch.empty(16, channels, 3, 3), 1, 1, 1, 1)
         window.differentiate(torch.randn(2, 1, channels, size, size), torch.randn(2, 1, 16, size, size))
     assert len(asked) == 1
@@ -509,6 +511,17 @@ def test_models_and_losses_that_mix_records_of_a_person_train_as_before(function
         for ids, chunk in compute_rows(task, params, x, y, OWNER, STEP, torch.Generator()):
             rows.setdefault(compute_rows, {}).update(zip(ids.tolist(), expand_rows(chunk), strict=True))
     torch.testing.assert_close(rows[compute_updates], rows[user_updates], rtol=1e-3, atol=1e-6)
+
+
+def test_a_loss_that_compares_records_of_a_person_is_left_to_the_general_path():
+    """It is silodp's own, and the model is proven per record: only the loss itself says that it is no mean."""
+    x, times = make("linear", len(OWNER))[1], torch.rand(len(OWNER), 2).round(decimals=1)
+    times[:, 0] = times[:, 0].round()
+    for loss, taken in ((cox(), False), (exponential_survival(1.0), True)):
+        gradients = PersonGradients.try_build(
+            Task(nn.Sequential(lin(), nn.Tanh(), lin(6, 1)), loss), x, times
+        )
+        assert (gradients is not None) == taken
 
 
 @pytest.mark.parametrize(
