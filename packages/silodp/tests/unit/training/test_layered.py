@@ -547,6 +547,17 @@ def test_one_step_of_every_person_is_taken_from_layers_and_no_other(local, taken
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
 
 
+def test_lengths_are_few_where_blocks_take_longer_than_padding():
+    counts = [40, 33, 21, 20, 18, 11, 9, 7, 6, 5, 3, 2, 1]
+    x, y = make("linear", 60)[1:]
+    small = build_persons(Task(chain(lin(), nn.ReLU(), lin(6, 3)), cross_entropy()), x, y)
+    wide = Task(chain(lin(6, 20_000), nn.ReLU(), lin(20_000, 3)), cross_entropy())
+    found = [gradients._choose_lengths(counts) for gradients in (small, build_persons(wide, x, y))]
+    assert len(set(found[0])) == 1
+    assert len(set(found[1])) > 6
+    assert all(length >= count for lengths in found for length, count in zip(lengths, counts, strict=True))
+
+
 def test_the_path_of_less_counted_time_is_taken():
     owner = torch.arange(60) // 3
     large = Task(chain(lin(6, 500), nn.ReLU(), lin(500, 500), nn.ReLU(), lin(500, 3)), cross_entropy())

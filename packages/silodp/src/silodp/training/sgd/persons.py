@@ -51,7 +51,9 @@ class PersonGradients:
 
     def __init__(self, task: Task, gradient: LayeredGradient, x: Any, y: Tensor) -> None:
         self._task, self._gradient, self._x, self._y = task, gradient, x, y
-        cost = self._measure_cost()
+        cost = self._measure_cost(1)
+        # What one more block takes: norms and sums of other lengths are computed apart.
+        self._block = StepCost(0, 0, self._measure_cost(2).operations - cost.operations)
         self._at_once = plan_rows(cost, cost.peak // 2, None, task.device, gradient.working_sets)
 
     @classmethod
@@ -93,7 +95,24 @@ class PersonGradients:
         added = task.engine.get("rows", lambda: measure_task_cost(task, lambda: _read(rows)))
         seconds = estimate_seconds(other, -(-persons // most), persons)
         seconds += estimate_seconds(added, -(-persons // most), persons / 2)
-        return estimate_seconds(self._measure_cost(), -(-records // self._at_once), records) < seconds
+        counts = UserBatches.of(owner, local).counts.tolist()
+        return self._estimate(self._choose_lengths(counts)) < seconds
+
+    def _choose_lengths(self, counts: list[int]) -> list[int]:
+        """Return padded numbers of records: few lengths take few blocks, and many lengths little padding."""
+        ways = (
+            [round_up(count) for count in counts],
+            [1 << (count - 1).bit_length() for count in counts],
+            [counts[0]] * len(counts),
+        )
+        return min(ways, key=self._estimate)
+
+    def _estimate(self, lengths: list[int]) -> float:
+        """Return the seconds that a step of persons with so many records, falling, takes."""
+        passes = list(self._cut(lengths))
+        blocks = sum(len(self._list_groups(lengths[first:last])) for first, last in passes)
+        seconds = estimate_seconds(self._measure_cost(1), len(passes), sum(lengths))
+        return seconds + estimate_seconds(self._block, blocks - len(passes), 0)
 
     def descend(
         self, start: Tensor, owner: Tensor, local: LocalTraining, generator: torch.Generator
@@ -111,8 +130,7 @@ class PersonGradients:
             one matrix.
         """
         users, params, device = UserBatches.of(owner, local), self._task.unflatten(start), self._task.device
-        # Few lengths, so that many persons are one product of matrices.
-        lengths = [round_up(count) for count in users.counts.tolist()]
+        lengths = self._choose_lengths(users.counts.tolist())
         for first, last in self._cut(lengths):
             some, sizes = users.rows(slice(first, last)), torch.tensor(lengths[first:last])
             person = torch.arange(len(some)).repeat_interleave(sizes)
@@ -152,8 +170,8 @@ class PersonGradients:
             found += [(min(most, count - done), length) for done in range(0, count, most)]
         return found
 
-    def _measure_cost(self) -> StepCost:
-        """Return the cost of a record, with norms and a sum, measured on made-up ones."""
+    def _measure_cost(self, blocks: int) -> StepCost:
+        """Return the cost of a record, with norms and sums of so many blocks, measured on made-up ones."""
         task = self._task
 
         def measure() -> StepCost:
@@ -161,14 +179,16 @@ class PersonGradients:
             data = task.repeat_examples(self._x, self._y, _MEASURED)
             weights = torch.ones(_MEASURED, dtype=task.dtype, device=task.device)
 
+            groups = [(_MEASURED // _EACH // blocks, _EACH)] * blocks
+
             def compute() -> None:
-                for rows in self._gradient.sum_groups(params, *data, weights, [(_MEASURED // _EACH, _EACH)]):
+                for rows in self._gradient.sum_groups(params, *data, weights, groups):
                     _read(rows)
 
             cost = measure_task_cost(task, compute)
             return StepCost(cost.peak // _MEASURED, cost.produced // _MEASURED, cost.operations)
 
-        return task.engine.get(("persons' cost", get_kind(self._x), get_kind(self._y)), measure)
+        return task.engine.get(("persons' cost", blocks, get_kind(self._x), get_kind(self._y)), measure)
 
 
 def takes_one_step(local: LocalTraining, owner: Tensor) -> bool:
