@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from frozen_features import embed
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Gaussian
 from silodp.aggregators.plain import make_noisy_share
@@ -86,6 +87,10 @@ def load(name: str, records: int) -> tuple[Federation, Task]:
     if records:
         federation = replace(federation, silos=tuple(thin(silo, records) for silo in federation.silos))
     task = config.build_task(federation)
+    if isinstance(task.model, nn.Sequential) and not [*task.model[0].parameters()]:
+        # Fixed features, computed once.
+        federation = embed(task.model[0], federation)
+        task = Task(task.model[1], task.loss, task.metrics)
     task.use_examples(*make_up_records(federation.public()))
     return federation, task
 

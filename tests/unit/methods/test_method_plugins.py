@@ -330,10 +330,10 @@ def test_noise_aware_steps_grow_while_the_sums_point_on_and_are_as_long_as_befor
         after, _ = replace(optimizer, **fields).step(moved, torch.tensor(total).double(), state, move)
         return float((after - moved).norm()) / (1 - round_ / 10)
 
-    assert measure([0.0, 2.0], 1) == pytest.approx(4 * 0.5 / math.sqrt(2))
-    assert measure([0.0, 9.0], 3) == pytest.approx(4 * 0.5 / 2)
+    assert measure([0.0, 2.0], 1) == pytest.approx(3 * 0.5 / math.sqrt(2))
+    assert measure([0.0, 9.0], 3) == pytest.approx(3 * 0.5 / 2)
     # Half as long as before; in another direction; back; of a length that the caller chose.
-    assert measure([0.0, 1.5], 1) == pytest.approx(4 * 0.75**2 * 0.5 / math.sqrt(2))
+    assert measure([0.0, 1.5], 1) == pytest.approx(3 * 0.75**2 * 0.5 / math.sqrt(2))
     for total, fields in (
         ([0.0, 0.5], {}),
         ([3.0, 0.0], {}),

@@ -257,7 +257,7 @@ class ServerAdam(ServerOptimizer):
         return params + step.to(params), {"mean": mean, "square": square}
 
 
-_GROWTH, _FURTHEST = 4.0, 5.0  # benchmarks/defaults.py
+_GROWTH, _FURTHEST = 3.0, 5.0  # benchmarks/defaults.py
 """How fast the longest moves grow, and up to which length."""
 
 
@@ -271,9 +271,9 @@ class NoiseAware(ServerOptimizer):
     length, however many persons there are and however they are clipped, and one of noise alone by the part `least` of
     it: the signal of single rounds may be hidden where that of all rounds is not.
 
-    Longer moves follow where the first ones were too short: longest = 4·(s/s*)²·⟨x − x₀, g⟩/s/√(t + 1), if that is more
-    than the first length. s = √(‖g‖² − d·ν²), the norm of the signal, is at least .3·‖g‖ here, and s* is the largest so
-    far: where a model that went far still has to go on, as fast as before, its goal is far away.
+    Longer moves follow where the first ones were too short: longest = 3·(s/s*)²·⟨x − x₀, g⟩/s/√(t + 1), if that is more
+    than the first length. s = √(‖g‖² − d·ν²), the norm of the signal, is at least .3·‖g‖ as a divisor, and s* is the
+    largest so far: where a model that went far still has to go on, as fast as before, its goal is far away.
 
     Attributes:
         length: The longest move of the model in a round, in its parameters' units, for all rounds; None: at first two
@@ -332,7 +332,12 @@ class NoiseAware(ServerOptimizer):
             "sum": kept * state["sum"] + new * total,
             "variance": kept**2 * state["variance"] + new**2 * move.noise**2,
         }
-        return after | {"strongest": torch.maximum(state["strongest"], _measure_signal(after))}
+        return after | {"strongest": torch.maximum(state["strongest"], self._weigh_signal(after, move))}
+
+    def _weigh_signal(self, state: State, move: Move) -> Tensor:
+        """Return the square of the norm of the signal in a mean whose weights add up to 1, as in a later round: ()."""
+        weight = 1 - self.momentum ** (move.round + 1)
+        return _measure_signal(state) / weight**2
 
     def _find_length(self, state: State, move: Move) -> float:
         """Return how far the mean in a state moves the model."""
@@ -340,7 +345,8 @@ class NoiseAware(ServerOptimizer):
         longest, strongest = float(state["length"]), float(state["strongest"])
         if self.length is None and strongest > 0:
             along = float(state["moved"] @ state["sum"]) / math.sqrt(max(signal, 0.09 * square))
-            grown = _GROWTH * signal / strongest * along / math.sqrt(move.round + 1)
+            pace = float(self._weigh_signal(state, move)) / strongest
+            grown = _GROWTH * pace * along / math.sqrt(move.round + 1)
             longest = max(longest, min(grown, _FURTHEST))
         return longest * max(0.0, 1 - move.round / move.rounds) * max(self.least, signal / square)
 
