@@ -20,6 +20,8 @@ _SLICE_OF_A_GPU = 1 << 26
 # 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
 _COLUMNS = 1 << 14
 _COLUMNS_OF_A_FACTOR = 1 << 12
+# Numbers of the factors of products that are added up at once.
+_PRODUCTS = 1 << 20
 # The rounding of one operation in double precision, relative to its result.
 _UNIT = 2.0**-53
 
@@ -127,17 +129,21 @@ class Products:
         return torch.cat(found)
 
     def add_up(self, coefficients: Tensor, value: Tensor) -> None:
-        """Write Σ coefficient·row into `value` (m·n,) float64; Σ c·a⊗b = (c·A)ᵀB is one product of matrices."""
-        import torch
-
-        right, matrix = self.right.double().flatten(0, -2), value.view(self.shape)
-        count = len(right) // max(1, len(self))
-        scale = coefficients if count == 1 else coefficients.repeat_interleave(count)
-        if self.height:
-            matrix.index_add_(0, self.left.flatten(), right.mul_(scale.unsqueeze(1)))
-            return
-        left = self.left.double().flatten(0, -2).mul_(scale.unsqueeze(1))
-        torch.mm(left.T, right, out=matrix)
+        """Add Σ coefficient·row to `value` (m·n,) float64; Σ c·a⊗b = (c·A)ᵀB is one product of matrices."""
+        matrix, scale = value.view(self.shape), coefficients.unsqueeze(1)
+        left, right = self.left, self.right
+        if right.dim() == 3:
+            left = left.flatten(0, -1 if self.height else -2)
+            right = right.flatten(0, 1)
+            scale = scale.repeat_interleave(self.right.shape[1], 0)
+        # The products of a block, in double precision, fit the cache.
+        at_once = max(1, _PRODUCTS // sum(self.shape))
+        for first in range(0, len(right), at_once):
+            a, b, c = (each[first : first + at_once] for each in (left, right, scale))
+            if self.height:
+                matrix.index_add_(0, a, b.double().mul_(c))
+            else:
+                _add_product(matrix, a.double().mul_(c), b.double())
 
 
 @dataclass(frozen=True)
@@ -263,13 +269,17 @@ def _compute_norms_in_blocks(rows: Tensor, columns: int | None = None) -> Tensor
     return squares.sqrt()
 
 
-def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor) -> Tensor:
-    """Return Σ coefficient·row (d,) in double precision, for finite rows (r, d) and coefficients (r,) float64."""
-    import torch
+def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor, value: Tensor | None = None) -> Tensor:
+    """Return Σ coefficient·row (d,) in double precision.
 
+    Args:
+        rows: Finite rows (r, d).
+        coefficients: Their coefficients (r,) float64.
+        value: A sum (d,) float64 to which the rows are added, in place; None begins at zero.
+    """
     pieces = rows.pieces if isinstance(rows, FactoredRows) else (rows,)
     size = rows.size if isinstance(rows, FactoredRows) else rows.shape[1]
-    value, first = torch.zeros(size, dtype=torch.float64, device=coefficients.device), 0
+    value, first = coefficients.new_zeros(size) if value is None else value, 0
     for piece in pieces:
         last = first + (math.prod(piece.shape) if isinstance(piece, Products) else piece.shape[1])
         if isinstance(piece, Products):
@@ -278,6 +288,17 @@ def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor) -> Tensor:
             _add_up(piece, coefficients, value[first:last])
         first = last
     return value
+
+
+def _add_product(value: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ·right to `value` (m, n), for matrices (k, m) and (k, n) float64."""
+    import torch
+
+    if value.shape[0] > 2 * value.shape[1] and len(left) > value.shape[1]:
+        # On a CPU, the product of few rows and many columns takes three quarters of the time.
+        value += torch.mm(right.T, left).T
+    else:
+        value.addmm_(left.T, right)
 
 
 def _add_up(rows: Tensor, coefficients: Tensor, value: Tensor) -> None:

@@ -235,7 +235,7 @@ class Ddp(Method):
         for step in range(own.steps):
             total = torch.zeros(context.task.size, dtype=torch.float64)
             for rows in local.clip_batch():
-                total += clipping.sum_rows(rows, rows.factors)
+                clipping.sum_rows(rows, rows.factors, total)
                 yield local.scale_rows(rows)
             if step + 1 < own.steps:  # where the last step leads, no gradient is taken
                 local.move(total + draw_gaussian(context.task.size, std, noise))
