@@ -20,8 +20,6 @@ class _Lengths(Tensor):
 
     lengths: Tensor
     count: int
-    # What is computed of the sizes is an ordinary tensor: a trace would not see through one of this class.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __getitem__(self, place: Any) -> Any:
         """Return the number of sequences, as a number: layers ask for it, and a trace has no values."""

@@ -69,8 +69,9 @@ _EVERY_ARGUMENT = ("flip", "movedim", "permute", "swapaxes", "swapdims", "transp
 _RESHAPED = ("flatten", "ravel", "reshape", "reshape_as", "view", "view_as")
 _REPEATED = ("broadcast_to", "expand", "expand_as", "new_ones", "new_zeros", "repeat", "tile")
 _MULTIPLIED = ("bmm", "matmul")
-# The least number of dimensions with which tensors are joined along another one than the first.
-_JOINED = {"column_stack": 1, "dstack": 2, "hstack": 2}
+# These join tensors along another dimension than the first; or, some tensors with one, so that the result has another
+# number of rows, which `_check_rows` refuses.
+_JOINED = ("column_stack", "dstack", "hstack")
 # The least number of dimensions of the first argument, or with `d` at the end of the name the only one.
 _FIRST: dict[str, int] = {
     "embedding": 1, "group_norm": 2, "instance_norm": 3, "interpolate": 3, "layer_norm": 1, "linear": 2, "one_hot": 1,
@@ -387,8 +388,7 @@ def _apply_rule(name: str, node: fx.Node, of_rows: Sequence[fx.Node], rows: int)
         if safe:
             return rows
     elif name in _JOINED:
-        if alike and dims >= _JOINED[name]:
-            return rows
+        return rows
     elif name == "einsum":
         if isinstance(first, str) and _keeps_letters(first, args[1:], of_rows):
             return rows

@@ -131,6 +131,20 @@ class Packs(nn.Module):
         )
 
 
+class Projects(nn.Module):
+    """Projects states of packed sequences of one step to one number, as which wider states would pass, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.last = nn.LSTM(3, 4, proj_size=1, batch_first=True), nn.Linear(1, 2)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x.unsqueeze(1), (x[:, 0] > 0).long().clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        return self.last(self.inside(packed)[1][0][0].sum(1, keepdim=True))
+
+
 class Pads(nn.Module):
     """Packs sequences, and pads them again."""
 
@@ -179,7 +193,8 @@ AT_ONCE = {
     "packed numbers": Pads,
     "packed rnn": lambda: Packs(nn.RNN, num_layers=2, nonlinearity="relu"),
 }
-IN_TURN = {"view": Views, "alias": Aliases, "packed projections": lambda: Packs(nn.LSTM, proj_size=2)}
+IN_TURN = {"view": Views, "alias": Aliases, "packed projections": lambda: Packs(nn.LSTM, proj_size=2),
+           "packed projections to a number": Projects}  # fmt: skip
 
 
 def build(name) -> Task:
@@ -236,6 +251,7 @@ def test_layers_with_faster_kernels_for_one_user_run_for_one_after_another(kind,
         (lambda x: torch.hstack([x, x]), True),
         (lambda x: torch.dstack([x, x]).flatten(1), True),
         (lambda x: torch.hstack([x[:, 0], x[:, 1]]).reshape(-1, 2), False),
+        (lambda x: torch.column_stack([x.sum(1), x]), True),
         (lambda x: torch.dstack([x[:, 0], x[:, 1]])[0], False),
     ],
 )
