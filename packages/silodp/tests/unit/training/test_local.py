@@ -227,6 +227,119 @@ def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
     assert "records (1, 5, 3) run untraced" in caplog.text
 
 
+class Reads(nn.Module):
+    """A linear layer of what a function, which torch does not see, makes of records and weights."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.last = read, nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(self.read(self, x))
+
+
+class Hidden(torch.Tensor):
+    """A tensor whose operations pass by those who watch torch's."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+HIDDEN = {
+    "records": (lambda m, x: torch.from_numpy(np.sort(x.detach().numpy(), -1)), build_single_user_gradient),
+    "list": (lambda m, x: torch.tensor(x.tolist()), build_single_user_gradient),
+    "weights": (
+        lambda m, x: x * float(m.last.weight.detach().numpy().sum()),
+        build_single_user_gradient,
+    ),
+    "own tensors": (
+        lambda m, x: (x.as_subclass(Hidden) * 2).as_subclass(torch.Tensor),
+        build_traceable_gradient,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_a_trace_would_keep_of_its_examples_is_not_traced(name, caplog):
+    read, builder = HIDDEN[name]
+    task, rng = Task(Reads(read), cross_entropy()), torch.Generator().manual_seed(0)
+    batch = torch.randn(1, 5, 3, generator=rng), torch.arange(5)[None] % 2, torch.ones(1, 5)
+    rows = [p.unsqueeze(0) for p in task.unflatten(task.initial(0))]
+    with caplog.at_level("INFO", "silodp"):
+        traced = TracedGradient.try_trace(
+            builder(task), rows, batch, single_user=builder is build_single_user_gradient
+        )
+    assert traced is None
+    assert "constant" in caplog.text
+
+
+def write_later(m, x):
+    double = x * 2
+    part = double[:, 1:]
+    double.add_(1)  # and `part` with it
+    return torch.cat([x[:, :1], part], 1)
+
+
+def write_into_view(m, x):
+    double = x * 2
+    double[:, 1:].add_(1)
+    return double
+
+
+WRITES = {
+    "new": (lambda m, x: (x * 2).add_(1), True),
+    "with a view": (write_later, False),
+    "into a view": (write_into_view, False),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_trace_writes_into_new_results_alone(name, caplog):
+    read, is_traced = WRITES[name]
+    task = Task(Reads(read), cross_entropy())
+    batch = torch.randn(1, 5, 3), torch.arange(5)[None] % 2, torch.ones(1, 5)
+    rows, gradient = (
+        [p.unsqueeze(0) for p in task.unflatten(task.initial(0))],
+        build_single_user_gradient(task),
+    )
+    with caplog.at_level("INFO", "silodp"):
+        traced = TracedGradient.try_trace(gradient, rows, batch, single_user=True)
+    assert ("writes in place" not in caplog.text) == (traced is not None) == is_traced
+    if traced is not None:
+        torch.testing.assert_close(traced.step(rows, traced.prepare(batch)), gradient(rows, *batch))
+
+
+def test_training_sees_records_that_torch_does_not():
+    x, y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.arange(6) % 2
+    task, local = Task(Reads(HIDDEN["records"][0]), cross_entropy()), LocalTraining(0.1, 20)
+    found = silo_update(task, task.initial(0), x, y, local, torch.Generator().manual_seed(0))
+    wanted = looped(task, task.initial(0), x, y, np.zeros(6, dtype=np.int64), local, 0)
+    assert_equal_updates({0: found}, wanted, 1e-5)
+
+
+class Packed(nn.Module):
+    """Adds a mean over packed sequences, whose lengths are equal in the examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x):
+        lengths = (x != 0).any(2).sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return self.last(x.sum(1) + packed.data.mean(0))
+
+
+def test_sizes_that_depend_on_lengths_are_not_traced(caplog):
+    task = Task(Packed(), cross_entropy())
+    batch = torch.ones(1, 5, 4, 3), torch.arange(5)[None] % 2, torch.ones(1, 5)
+    rows = [p.unsqueeze(0) for p in task.unflatten(task.initial(0))]
+    with caplog.at_level("INFO", "silodp"):
+        assert (
+            TracedGradient.try_trace(build_single_user_gradient(task), rows, batch, single_user=True) is None
+        )
+    assert "depends on values" in caplog.text
+
+
 def test_a_traced_step_calls_torch_by_its_short_ways():
     """A call through the registry of operations takes twice as long, which is most of a small step."""
     task = Task(mlp(6, width=6, layers=2, groups=2), cross_entropy())

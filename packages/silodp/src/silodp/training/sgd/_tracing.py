@@ -20,7 +20,7 @@ from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from silodp.data.inputs import list_arrays
+from silodp.data.inputs import list_arrays, map_arrays
 from silodp.text import join_names
 from silodp.training.gradients import Gradient
 from silodp.training.model_state import seed_torch
@@ -53,6 +53,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     )
 }  # fmt: skip
 _METHODS: dict[Any, str] = {_aten.expand.default: "expand", _aten.view.default: "view"}
+# How far the numbers of a trace may be from those that are interpreted, relative to the largest.
+_TOLERANCE = 1e-3
 _CHANGES_SIZE = torch.Tag.dynamic_output_shape
 _FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
 
@@ -93,6 +95,8 @@ class TracedGradient:
             tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
         ):
             graph = make_fx(call_flat if single_user else functionalize(call_flat))(*flat).graph
+        for node in graph.nodes:
+            _write_anew(node)
         if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
         # Such a size would be that of the examples in every step.
@@ -104,6 +108,7 @@ class TracedGradient:
         self._prepare, self._body, self.prepared_bytes = _split(graph, len(params))
         with torch.no_grad():  # a frozen part of a model is computed here, with all that its layers compute
             self.prepare_peak_bytes = measure_cost(lambda: self._prepare(*flat[len(params) :])).peak
+        self._compare_on_others(gradient, params, data)
 
     @classmethod
     def try_trace(
@@ -125,6 +130,27 @@ class TracedGradient:
             )
             return None
 
+    def _compare_on_others(self, gradient: Gradient, params: Sequence[Tensor], data: Sequence[Any]) -> None:
+        """Raise unless the trace computes what the gradient does at other parameters and on other records.
+
+        What torch does not see, such as what a class of tensors of somebody else's computes, would stay as it was for
+        the examples.
+        """
+        device = params[0].device
+        with seed_torch(device, 1):
+            moved = [p + torch.randn_like(p) / max(1, p.shape[-1] if p.dim() else 1) ** 0.5 for p in params]
+            others = [map_arrays(_change_numbers, data[0]), *(torch.roll(part, 1, 0) for part in data[1:])]
+        with seed_torch(device, 2):
+            wanted = gradient(moved, *others)
+        with seed_torch(device, 2):
+            found = self.step(moved, self.prepare(others))
+        largest = max((float(w.abs().max()) for w in wanted if w.numel()), default=0.0)
+        for mine, other in zip(found, wanted, strict=True):
+            scale = float(other.abs().max()) if other.numel() else 0.0
+            least = _TOLERANCE * scale + _TOLERANCE**2 * largest
+            if not torch.allclose(mine, other, rtol=0, atol=least, equal_nan=True):
+                raise ValueError("a part of it is a constant in the trace")
+
     def prepare(self, data: Sequence[Any]) -> tuple[Tensor, ...]:
         """Compute all that a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""
         with torch.no_grad():
@@ -144,6 +170,12 @@ class TracedGradient:
         """Return the gradients of every user, shaped like the parameters."""
         result: tuple[Tensor, ...] = self._body(*params, *prepared)
         return result
+
+
+def _change_numbers(values: Tensor) -> Tensor:
+    """Return other records of the same kind: in another order, and real numbers multiplied by 1-2."""
+    moved = torch.roll(values, 1, 0)
+    return moved * (1 + torch.rand_like(moved)) if moved.is_floating_point() else moved
 
 
 def _flatten(data: Sequence[Any]) -> list[Tensor]:
@@ -254,6 +286,20 @@ def _has_size_of_values(node: fx.Node) -> bool:
     if node.target == _aten.index.Tensor:
         return any(one.meta["val"].dtype == torch.bool for one in node.all_input_nodes[1:])
     return isinstance(node.target, torch._ops.OpOverload) and _CHANGES_SIZE in node.target.tags
+
+
+def _write_anew(node: fx.Node) -> None:
+    """Let a node return a new tensor where it writes into a result of no other use, as dropout under vmap does."""
+    source = node.args[0] if _writes(node) else None
+    if not isinstance(source, fx.Node) or len(source.users) > 1:
+        return
+    made, written = source.target, node.target
+    if not isinstance(made, torch._ops.OpOverload) or any(one.alias_info for one in made._schema.returns):
+        return  # the result of `made` may be a view of another one
+    name, _, overload = str(written).removeprefix("aten.").partition(".")
+    other = getattr(getattr(_aten, name.removesuffix("_"), None), overload, None)
+    if name.endswith("_") and other is not None:
+        node.target = other
 
 
 def _writes(node: fx.Node) -> bool:
