@@ -10,9 +10,9 @@ python -m venv peers && peers/bin/pip install -c constraints.txt -e packages/sil
 peers/bin/python benchmarks/engines.py
 
 "non-private" is one backward pass over the batch, which clips nothing. Opacus sums in single precision, silodp in
-double. Memory is that of new tensors, as multiples of the non-private pass. One thread, medians of 15 turns. "loop" is
-one backward pass for each person, whose gradient is clipped and added up. Models are in train mode; with dropout, sums
-are not compared.
+double; a step of silodp is one of the 100 of a round, which small models trace. Memory is that of new tensors, as
+multiples of the non-private pass. One thread, medians of 15 turns. "loop" is one backward pass for each person, whose
+gradient is clipped and added up. Models are in train mode; with dropout, sums are not compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from silodp.training.sgd import RecordGradients, compute_updates
 from silodp.training.sgd._planning import measure_cost
 from timing import measure_in_turn, show_help
 
-RECORDS, TURNS, CLIP, CLASSES = 128, 15, 1.0, 10
+RECORDS, TURNS, CLIP, CLASSES, BATCHES = 128, 15, 1.0, 10, 100
 PEERS = ("Opacus hooks", "Opacus functorch", "Opacus ghost")
 
 
@@ -286,13 +286,13 @@ def sum_with_silodp(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tens
     """Return what computes the clipped sum (d,) as DP-SGD does."""
     task = Task(model, cross_entropy(), pretrained=True)
     params, batch = task.flatten(task.model), torch.arange(RECORDS)
-    gradients = RecordGradients(task, x, y, 1, torch.Generator())
+    gradients = RecordGradients(task, x, y, BATCHES, torch.Generator())
 
     def compute() -> Tensor:
         total = torch.zeros(task.size, dtype=torch.float64, device=x.device)
         for owners, rows in gradients.of(params, batch):
             clipped = clip_rows(owners, rows, CLIP)
-            total += sum_rows(clipped, clipped.factors)
+            sum_rows(clipped, clipped.factors, total)
         return total
 
     return compute

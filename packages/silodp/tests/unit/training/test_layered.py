@@ -17,7 +17,8 @@ from silodp.mechanisms.rows import FactoredRows, Products
 from silodp.training.losses import Loss, cox, cross_entropy, exponential_survival
 from silodp.training.model_state import seed_torch
 from silodp.training.sgd import LocalTraining, RecordGradients, compute_updates, layered, user_updates
-from silodp.training.sgd.layered import LayeredGradient
+from silodp.training.sgd._tracing import TracedGradient
+from silodp.training.sgd.layered import LayeredGradient, TracedLayers
 from silodp.training.sgd.persons import PersonGradients
 from silodp.training.sgd.records import record_gradients
 from silodp.training.task import Task
@@ -218,6 +219,41 @@ def test_gradients_and_clipped_sums_are_those_of_plain_autograd(name, kept, monk
     torch.testing.assert_close(total, factors @ wanted, rtol=0, atol=1e-6 * float(total.norm()))
 
 
+@pytest.mark.parametrize("name", KNOWN)
+def test_traced_gradients_are_those_of_plain_autograd(name):
+    task, x, y = make(name)
+    gradient, params = LayeredGradient.try_build(task, x, y), task.unflatten(draw(task))
+    assert gradient is not None
+    traced = gradient.trace(task.unflatten(task.initial(0)), *task.repeat_examples(x, y, 16))
+    assert traced is not None
+    places = torch.cat([torch.arange(9), torch.zeros(7, dtype=torch.int64)])
+    gradient._at_once = 4
+    blocks = list(traced(params, x[places], y[places], 9))
+    assert [len(rows) for rows in blocks] == [4, 4, 1]
+    wanted = differentiate(task, draw(task), x, y)
+    found = torch.cat([rows.expand() for rows in blocks])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "is_factored"), [("residual", True), ("functional", False)])
+def test_many_batches_take_the_way_of_least_work(name, is_factored):
+    """Whole gradients of a hundred thousand numbers cost more than those of layers, and of twenty numbers less."""
+    task, x, y = make(name)
+    if is_factored:
+        wide = Own(lambda m, x: m.b(x + m.a(x).tanh() @ x.new_ones(300, 6)), a=lin(6, 300), b=lin(6, 3))
+        task = Task(wide, cross_entropy())
+    x, y, params = x.repeat(30, 1), y.repeat(30), draw(task)
+    traces = RecordGradients(task, x, y, 100, torch.Generator())
+    found = list(traces.of(params, torch.arange(200)))
+    assert isinstance(found[0][1], FactoredRows) == is_factored
+    assert isinstance(traces._trace(256), TracedLayers if is_factored else TracedGradient)
+    plain = dict(RecordGradients(task, x, y, 1, torch.Generator()).of(params, torch.arange(200)))
+    assert torch.cat([batch for batch, _ in found]).tolist() == list(range(200))
+    rows, wanted = (torch.cat([expand_rows(part) for part in parts])
+                    for parts in ([part for _, part in found], plain.values()))  # fmt: skip
+    torch.testing.assert_close(rows, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+
+
 def test_named_inputs_and_constant_parts_are_taken():
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -257,6 +293,10 @@ def test_dropout_draws_as_in_the_general_path():
         wanted = layered.flatten_rows(gradient._general(task.unflatten(params), x, y))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     assert len(torch.unique(compute(gradient, task, params, x[:1].expand(9, 6), y[:1].expand(9)), dim=0)) == 9
+    traced = gradient.trace(task.unflatten(params), x, y)
+    with seed_torch(task.device, 5):
+        (rows,) = traced(task.unflatten(params), x, y, 9)
+    torch.testing.assert_close(rows.expand().float(), wanted, rtol=1e-4, atol=1e-6)
 
 
 def overwrite_outputs(m: Own, x: Tensor) -> Tensor:
@@ -307,6 +347,7 @@ def test_what_does_not_follow_from_inputs_and_slopes_is_computed_in_the_general_
     assert isinstance(rows.pieces[0], Tensor)
     wanted = differentiate(task, params, x, y)
     torch.testing.assert_close(rows.expand(), wanted, rtol=1e-4, atol=1e-6)
+    assert gradient.trace(task.unflatten(params), x, y) is None
     built = LayeredGradient.try_build(Task(task.model, cross_entropy()), x, y)
     if built is not None:
         torch.testing.assert_close(compute(built, task, params, x, y), wanted, rtol=1e-4, atol=1e-6)
@@ -345,9 +386,10 @@ def test_other_models_are_left_to_the_general_path(name):
     assert LayeredGradient.try_build(task, *task.tensors(x, y)) is None
 
 
+@pytest.mark.parametrize("batches", [1, 100])
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name][1] != TOKENS])
-def test_a_record_that_is_not_finite_changes_no_other_row_and_counts_as_everywhere(name, broken):
+def test_a_record_that_is_not_finite_changes_no_other_row_and_counts_as_everywhere(name, broken, batches):
     task, x, y = make(name)
     params, others = draw(task), torch.arange(9) != 3
     gradients = RecordGradients(task, x, y, 1, torch.Generator())
@@ -357,7 +399,7 @@ def test_a_record_that_is_not_finite_changes_no_other_row_and_counts_as_everywhe
     after = compute(gradients._by_layers, task, params, x, y)[others]
     torch.testing.assert_close(after, before)
     rows = {}
-    for batch, found in RecordGradients(task, x, y, 1, torch.Generator()).of(params, torch.arange(9)):
+    for batch, found in RecordGradients(task, x, y, batches, torch.Generator()).of(params, torch.arange(9)):
         clipped = clip_rows(batch, found, 1.0)
         rows |= dict(zip(batch.tolist(), clipped.factors.tolist(), strict=True))
     alone = RecordGradients(task, x, y, 1, torch.Generator(), isolate_units=True)

@@ -258,20 +258,32 @@ def plan_rows(
     return int(max(1, min(budget // per_row, working_sets * _working_set(device) // max(1, cost.peak))))
 
 
-def find_break_even(traced: StepCost, other: StepCost | None = None) -> int:
-    """Return up to how many records a traced computation takes less time than an interpreted one.
+def find_break_even(traced: StepCost) -> int:
+    """Return up to how many records tracing saves more than a computation's work takes.
 
     Args:
-        traced: The cost of one record. Without another computation, this one would be interpreted.
-        other: The cost of one record of another computation of the same values, which is never traced.
+        traced: The cost of one record.
     """
-    limit = int(traced.operations * _INTERPRETED * _THROUGHPUT / max(1, traced.produced))
-    if other is None or other.produced >= traced.produced:
-        return limit
-    # Tracing saves time per operation, whatever the number of records, and `other` saves time per record. At the
-    # break-even of n records, both are equal: saved = n · (traced.produced − other.produced) / throughput.
-    saved = other.operations * _INTERPRETED - traced.operations * _TRACED
-    return min(limit, max(0, int(saved * _THROUGHPUT / (traced.produced - other.produced))))
+    return int(traced.operations * _INTERPRETED * _THROUGHPUT / max(1, traced.produced))
+
+
+@dataclass(frozen=True)
+class ClippedCost:
+    """The cost of one record in a clipped sum of gradients.
+
+    Attributes:
+        gradient: That of the gradient alone, which may be traced.
+        whole: That with the norms and the sum, which never are. Rows that are multiplied out cost more there.
+    """
+
+    gradient: StepCost
+    whole: StepCost
+
+    def estimate_seconds(self, records: int, *, traced: bool) -> float:
+        """Estimate the time of so many records together."""
+        clipping = self.whole.operations - self.gradient.operations
+        overhead = self.gradient.operations * (_TRACED if traced else _INTERPRETED) + clipping * _INTERPRETED
+        return overhead + records * self.whole.produced / _THROUGHPUT
 
 
 def _working_set(device: torch.device) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from types import FunctionType
@@ -43,11 +43,13 @@ from silodp.training.gradients import (
     vectorizable_kernels,
 )
 from silodp.training.model_state import copy_model, seed_torch
+from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.task import Task, flatten_rows
 
-# Operations that a number of a row costs when rows are written, measured and added up, and a number of a factor, in
-# products of single-precision numbers; those in double precision cost two (CPU, benchmarks/engines.py).
-_PER_ENTRY, _PER_FACTOR, _DOUBLE = 65, 20, 4
+# What a number of a row costs when rows are written, measured and added up, a number of a factor, and a product of
+# single-precision numbers, or of those of two places, in products of double-precision numbers in a large matrix.
+# Measured on a CPU for 1-576 places and factors of 8-576 numbers, of which the rule takes the better way nearly always.
+_PER_ENTRY, _PER_FACTOR, _SINGLE, _PAIR = 25, 20, 1.2, 1.5
 # Operations of a row from which on a convolution is differentiated by oneDNN, row after row (one thread).
 _MIN_TO_CONVOLVE = 1 << 21
 # How far gradients in double precision may be from those of the general path, relative to the largest.
@@ -61,7 +63,7 @@ _TRANSPOSE: Callable[[Tensor], Tensor] = Tensor.T.__get__  # type: ignore[attr-d
 _Differentiate = Callable[[Tensor, Tensor], tuple[Tensor | Products, Tensor | None]]
 
 
-class _NotKept(Exception):
+class _NotKept(ValueError):
     """The inputs or slopes of a layer are not those that its gradient follows from."""
 
 
@@ -84,7 +86,34 @@ class _Use:
     place: int
 
 
-_Found = tuple[list[_Use], tuple[Any, ...], tuple[Any, ...], dict[int, Any]]
+@dataclass(frozen=True)
+class _Factors:
+    """What the gradients of a batch follow from.
+
+    Attributes:
+        uses: The uses of parameters.
+        slopes: The slopes at their outputs (..., r, ...).
+        copies: The place of a parameter -> the gradients of each record's copy (r, ...).
+    """
+
+    uses: list[_Use]
+    slopes: list[Tensor]
+    copies: dict[int, Tensor]
+
+    def list_tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors in an order."""
+        return (*(use.inputs for use in self.uses), *self.slopes, *self.copies.values())
+
+    def replace_tensors(self, tensors: Sequence[Tensor]) -> _Factors:
+        """Return the factors with other tensors, in the same order."""
+        count = len(self.uses)
+        uses = [replace(use, inputs=one) for use, one in zip(self.uses, tensors[:count], strict=True)]
+        copies = dict(zip(self.copies, tensors[2 * count :], strict=True))
+        return _Factors(uses, list(tensors[count : 2 * count]), copies)
+
+    def forget_values(self) -> _Factors:
+        """Return the factors with empty tensors."""
+        return self.replace_tensors([one.new_empty(0) for one in self.list_tensors()])
 
 
 class LayeredGradient:
@@ -178,10 +207,14 @@ class LayeredGradient:
     def _compute_blocks(
         self, params: Sequence[Tensor], x: Any, y: Tensor
     ) -> Iterator[tuple[Tensor | Products, ...]]:
-        found = self._differentiate(params, x, y)
-        self._refuse_escaped(found)
-        for first in range(0, len(y), self._at_once):
-            yield self._multiply_slopes(params, found, slice(first, min(first + self._at_once, len(y))), 1)
+        yield from self._write_blocks(params, self._find_factors(params, x, y), len(y))
+
+    def _write_blocks(
+        self, params: Sequence[Tensor], factors: _Factors, count: int
+    ) -> Iterator[tuple[Tensor | Products, ...]]:
+        """Yield the gradients of the first `count` records, block after block."""
+        for first in range(0, count, self._at_once):
+            yield self._multiply_slopes(params, factors, slice(first, min(first + self._at_once, count)), 1)
 
     def sum_groups(
         self, params: Sequence[Tensor], x: Any, y: Tensor, weights: Tensor, groups: Sequence[tuple[int, int]]
@@ -198,51 +231,67 @@ class LayeredGradient:
             groups: For each block that is yielded, the number of its groups and of the records of each.
         """
         try:
-            found = self._differentiate(params, x, y, weights)
-            self._refuse_escaped(found)
+            factors = self._find_factors(params, x, y, weights)
         except _NotKept:
-            found = None
+            factors = None
         first = 0
         for count, each in groups:
             some = slice(first, first + count * each)
-            if found is None:
+            if factors is None:
                 rows = flatten_rows(self._general(params, x[some], y[some])) * weights[some].unsqueeze(1)
                 yield FactoredRows((_add_groups(rows, each),))
             else:
-                yield FactoredRows(self._multiply_slopes(params, found, some, each))
+                yield FactoredRows(self._multiply_slopes(params, factors, some, each))
             first = some.stop
 
-    @staticmethod
-    def _refuse_escaped(found: _Found) -> None:
-        if any(slope is not None for slope in found[-1].values()):
+    def _find_factors(
+        self, params: Sequence[Tensor], x: Any, y: Tensor, weights: Tensor | None = None
+    ) -> _Factors:
+        """Return what gradients follow from; Args as `_differentiate`."""
+        factors, escaped = self._differentiate(params, x, y, weights)
+        if any(slope is not None for slope in escaped.values()):
             raise _NotKept("a parameter is used in another way")
+        return factors
 
     def _multiply_slopes(
-        self, params: Sequence[Tensor], found: _Found, some: slice, each: int
+        self, params: Sequence[Tensor], factors: _Factors, some: slice, each: int
     ) -> tuple[Tensor | Products, ...]:
         """Return the gradients of some records, added up over groups of `each` consecutive ones."""
-        uses, slopes, copies, _ = found
         parts: list[list[Tensor | Products]] = [[] for _ in params]
-        for use, slope in zip(uses, slopes, strict=True):
-            if slope is None:  # no loss depends on these outputs
-                continue
+        for use, slope in zip(factors.uses, factors.slopes, strict=True):
             inputs, slope = (_group(v[some], each) for v in (use.inputs, slope.movedim(use.place, 0)))
             weight, bias = use.differentiate(inputs, slope)
             for place, part in ((use.weight, weight), (use.bias, bias)):
                 if place is not None and part is not None:
                     parts[place].append(part)
-        for place, rows in zip(self._copied, copies, strict=True):
-            if rows is not None:
-                parts[place].append(_add_groups(rows[some].flatten(1), each))
+        for place, rows in factors.copies.items():
+            parts[place].append(_add_groups(rows[some].flatten(1), each))
         return tuple(
             _join(part) if part else p.new_zeros((some.stop - some.start) // each, p.numel())
             for part, p in zip(parts, params, strict=True)
         )
 
+    def trace(self, params: Sequence[Tensor], x: Any, y: Tensor) -> TracedLayers | None:
+        """Return the gradients traced for as many records, or None where they can only be interpreted.
+
+        Args:
+            params: Parameters of the shapes to come, one tensor for each name.
+            x: Made-up records (r, ...).
+            y: Their targets (r, ...).
+        """
+        noted: list[_Factors] = []
+
+        def differentiate(given: Sequence[Tensor], records: Any, targets: Tensor) -> tuple[Tensor, ...]:
+            noted.append(self._find_factors(given, records, targets))
+            return noted[-1].list_tensors()
+
+        traced = TracedGradient.try_trace(differentiate, params, (x, y), single_user=True)
+        return None if traced is None else TracedLayers(self, traced, noted[0].forget_values())
+
     def _differentiate(
         self, params: Sequence[Tensor], x: Any, y: Tensor, weights: Tensor | None = None
-    ) -> _Found:
-        """Return the uses of parameters, the slopes at their outputs, the gradients of copies, and those of others.
+    ) -> tuple[_Factors, dict[int, Any]]:
+        """Return what gradients follow from, and the gradients of what the model saw of parameters without a copy.
 
         Args:
             params: The model's parameters, one tensor for each name.
@@ -289,13 +338,32 @@ class LayeredGradient:
             sources: list[Any] = [*keeper.take_edges(), *copies, *(seen[place] for place in others)]
             total = losses.sum() if weights is None else losses @ weights
             found = torch.autograd.grad(total, sources, allow_unused=True)
-        uses, own = len(keeper.uses), len(copies)
-        return (
-            keeper.uses,
-            found[:uses],
-            found[uses : uses + own],
-            dict(zip(others, found[uses + own :], strict=True)),
-        )
+        slopes, own = found[: len(keeper.uses)], found[len(keeper.uses) :]
+        # No loss depends on outputs that have no slope.
+        kept = [(use, slope) for use, slope in zip(keeper.uses, slopes, strict=True) if slope is not None]
+        rows = {place: row for place, row in zip(self._copied, own, strict=False) if row is not None}
+        factors = _Factors([use for use, _ in kept], [slope for _, slope in kept], rows)
+        return factors, dict(zip(others, own[len(copies) :], strict=True))
+
+
+class TracedLayers:
+    """The gradients of `LayeredGradient`, traced for batches of one size.
+
+    Args:
+        gradient: Writes the rows.
+        traced: Computes the factors, one tensor after another.
+        factors: What the factors belong to.
+    """
+
+    def __init__(self, gradient: LayeredGradient, traced: TracedGradient, factors: _Factors) -> None:
+        self._gradient, self._traced, self._factors = gradient, traced, factors
+
+    def __call__(self, params: Sequence[Tensor], x: Any, y: Tensor, count: int) -> Iterator[FactoredRows]:
+        """Yield the gradients of the first `count` records, block after block; Args as `LayeredGradient`."""
+        tensors = self._traced.step(params, self._traced.prepare((x, y)))
+        factors = self._factors.replace_tensors(tensors)
+        del tensors
+        yield from map(FactoredRows, self._gradient._write_blocks(params, factors, count))
 
 
 class _Keeper:
@@ -695,8 +763,8 @@ def _multiply(left: Tensor, right: Tensor) -> tuple[Tensor | Products, Tensor]:
     if t == 1:
         left = left.squeeze(1)
         return Products(left, right.squeeze(1)), left
-    written = m * n * (t + _PER_ENTRY)
-    kept = _DOUBLE * (t * t * (m + n) + t * m * n) + _PER_FACTOR * t * (m + n)
+    written = m * n * (_SINGLE * t + _PER_ENTRY)
+    kept = _PAIR * t * t * (m + n) + t * m * n + _PER_FACTOR * t * (m + n)
     whole = Products(left, right) if kept < written else torch.bmm(left.transpose(1, 2), right).flatten(1)
     return whole, left.sum(1)
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from silodp.data.inputs import get_kind
+from silodp.mechanisms.clipping import clip_rows, sum_rows
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_gradient
 from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._packing import should_trace
-from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
+from silodp.training.sgd._planning import (
+    ClippedCost,
+    StepCost,
+    default_memory_budget,
+    find_break_even,
+    plan_rows,
+)
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import measure_task_cost
 from silodp.training.sgd.isolation import compute_large_alone, differentiate_isolated, find_large_records
-from silodp.training.sgd.layered import LayeredGradient
+from silodp.training.sgd.layered import LayeredGradient, TracedLayers
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task, flatten_rows
 
@@ -93,10 +100,11 @@ def _measure_copies(
 class RecordGradients:
     """The gradients of `record_gradients`, for many batches of the same records.
 
-    For small models nearly all of the time goes into interpreting `vmap(grad(loss))`. So where `batches` are many, the
-    computation is traced for small batches, once for each size, filled up to a power of two because a trace takes as
-    long as a hundred batches. Larger batches of a model that `SequentialGradient` knows are computed by it. The values
-    are those of `record_gradients` up to rounding, and with dropout up to which masks are drawn.
+    For small models nearly all of the time goes into interpreting the model and its backward pass. So where `batches`
+    are many, the computation is traced for small batches, once for each size, filled up to a power of two because a
+    trace takes as long as a hundred batches. Either whole gradients are traced, or what those of `LayeredGradient`
+    follow from; or nothing is, where a count of operations and of bytes says that this takes less time. The values are
+    those of `record_gradients` up to rounding, and with dropout up to which masks are drawn.
 
     Args:
         task: The model and the loss.
@@ -128,7 +136,7 @@ class RecordGradients:
         self._alone = torch.ones(len(self._x), dtype=torch.bool)
         if not isolate_units:
             self._alone = find_large_records(task, self._x, self._y)
-        self._max_traced = 0  # records of a batch
+        self._can_trace = False
         self._by_layers: SequentialGradient | LayeredGradient | None = None
         if isolate_units or not len(self._x):
             return
@@ -143,9 +151,7 @@ class RecordGradients:
             self._build = select_gradient("record", task, self._x, self._y)
             if is_looped(self._build):
                 return
-            cost = _measure_record_cost(task, self._x, self._y)
-            other = None if self._by_layers is None else self._measure_cost_by_layers(self._by_layers)
-            self._max_traced = find_break_even(cost, other)
+            self._can_trace = True
 
     def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         """Compute the gradients of one batch.
@@ -174,7 +180,7 @@ class RecordGradients:
         """Compute the gradients of one batch side by side; Args and Yields as `of`."""
         # A power of two: a silo's batches then have few shapes, each of which is traced once.
         padded = max(_MIN_BATCH, 1 << (len(batch) - 1).bit_length())
-        traced = self._trace(padded) if len(batch) > 0 and padded <= self._max_traced else None
+        traced = self._trace(padded) if len(batch) > 0 and self._can_trace else None
         if traced is None and self._by_layers is not None:
             yield from self._differentiate_chunks(self._by_layers, params, batch)
             return
@@ -187,6 +193,12 @@ class RecordGradients:
         records = torch.cat([batch, batch[:1].expand(padded - len(batch))])
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
         with seed_torch(self._task.device, draw_seed(self._generator)):
+            if isinstance(traced, TracedLayers):
+                begin = 0
+                for block in traced(start, self._x[records], self._y[records], len(batch)):
+                    yield batch[begin : begin + len(block)], block
+                    begin += len(block)
+                return
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
         yield batch, flatten_rows([part[: len(batch)] for part in parts])
 
@@ -194,9 +206,7 @@ class RecordGradients:
         self, gradient: SequentialGradient | LayeredGradient, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, FactoredRows]]:
         start = self._task.unflatten(self._task.validate_params(params))
-        cost = self._measure_cost_by_layers(gradient)
-        # The caller still holds the chunk before, which is about half of what a step takes.
-        at_once = plan_rows(cost, cost.peak // 2, None, self._task.device, gradient.working_sets)
+        at_once = self._plan_rows(gradient)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
             with seed_torch(self._task.device, draw_seed(self._generator)):
@@ -210,25 +220,77 @@ class RecordGradients:
 
     def _measure_cost_by_layers(self, gradient: SequentialGradient | LayeredGradient) -> StepCost:
         """Return the cost of one record's gradient."""
+        return self._measure("sequential cost", gradient)
 
-        def cost() -> StepCost:
-            def compute(*inputs: Any) -> None:
-                deque(gradient(*inputs), maxlen=1)  # the caller holds one block while the next is computed
+    def _measure(self, name: str, compute: Callable[..., Iterator[Any]]) -> StepCost:
+        """Return the cost of one record in a computation that yields blocks, found out once for each name."""
 
-            data = (self._task, self._x, self._y, compute)
+        def measure() -> StepCost:
+            def run(*inputs: Any) -> None:
+                deque(compute(*inputs), maxlen=1)  # the caller holds one block while the next is computed
+
+            data = (self._task, self._x, self._y, run)
             # Of many records, each takes little of what a step takes once; but many large images would not fit.
             few = _measure_copies(2, *data)
             fits = _MIN_BATCH * few.peak <= default_memory_budget(self._task.device)
             return _measure_copies(_MIN_BATCH, *data) if fits else few
 
-        return self._task.engine.get(("sequential cost", self._kind), cost)
+        return self._task.engine.get((name, self._kind), measure)
 
-    def _trace(self, count: int) -> TracedGradient | None:
-        """Return the traced gradients of so many records, or None where tracing fails."""
+    def _measure_clipped(self, name: str, compute: Callable[..., Iterator[Any]]) -> ClippedCost:
+        """Return the cost of one record's gradient, and of that together with its clipping."""
+        total = torch.zeros(self._task.size, dtype=torch.float64)  # is there already when rows are added up
 
-        def trace() -> TracedGradient | None:
+        def clip(*inputs: Any) -> Iterator[None]:
+            for rows in compute(*inputs):
+                clipped = clip_rows(torch.arange(len(rows)), rows, 1.0)
+                sum_rows(clipped, clipped.factors, total)
+            yield None
+
+        return ClippedCost(self._measure(name, compute), self._measure(f"{name}, clipped", clip))
+
+    def _trace(self, count: int) -> TracedGradient | TracedLayers | None:
+        """Return the traced gradients of so many records, or None where tracing fails or takes longer."""
+
+        chosen = self._task.engine.get(("way", self._kind, count), lambda: self._choose_traced(count))
+        if chosen is None:
+            return None
+
+        def trace() -> TracedGradient | TracedLayers | None:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
             example = self._task.repeat_examples(self._x, self._y, count)
+            if isinstance(chosen, LayeredGradient):
+                return chosen.trace(start, *example)
             return TracedGradient.try_trace(self._build(self._task), start, example)
 
         return self._task.engine.get(("records", self._kind, count), trace)
+
+    def _choose_traced(self, count: int) -> LayeredGradient | Literal[False] | None:
+        """Return the layers to trace for batches filled up to `count`, False for whole gradients, or None for nothing.
+
+        The one is chosen that is expected to take the least time.
+        """
+        layers, whole = self._by_layers, self._build(self._task)
+        if layers is None:
+            limit = find_break_even(_measure_record_cost(self._task, self._x, self._y))
+            return False if count <= limit else None
+
+        def compute_rows(*inputs: Any) -> Iterator[Tensor]:
+            yield flatten_rows(whole(*inputs))
+
+        by_layers = self._measure_clipped("sequential cost", layers)
+        by_rows = self._measure_clipped("rows", compute_rows)
+        # Batches of more than half of `count` records are filled up to it: of three quarters on average.
+        ways: list[tuple[float, LayeredGradient | Literal[False] | None]] = [
+            (by_layers.estimate_seconds(3 * count // 4, traced=False), None),
+            (by_rows.estimate_seconds(count, traced=True), False),
+        ]
+        if isinstance(layers, LayeredGradient) and count <= self._plan_rows(layers):
+            ways.append((by_layers.estimate_seconds(count, traced=True), layers))
+        return min(ways, key=lambda way: way[0])[1]
+
+    def _plan_rows(self, gradient: SequentialGradient | LayeredGradient) -> int:
+        """Return how many records to compute at once."""
+        cost = self._measure_cost_by_layers(gradient)
+        # The caller still holds the chunk before, which is about half of what a step takes.
+        return plan_rows(cost, cost.peak // 2, None, self._task.device, gradient.working_sets)
