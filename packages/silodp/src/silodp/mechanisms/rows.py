@@ -20,8 +20,9 @@ _SLICE_OF_A_GPU = 1 << 26
 # 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
 _COLUMNS = 1 << 14
 _COLUMNS_OF_A_FACTOR = 1 << 12
-# Numbers of the factors of products that are added up at once.
-_PRODUCTS = 1 << 20
+# Numbers of the factors of products that are added up at once, and the fewest such products: the whole sum is read
+# and written each time.
+_PRODUCTS, _FEWEST_PRODUCTS = 1 << 20, 1 << 10
 # The rounding of one operation in double precision, relative to its result.
 _UNIT = 2.0**-53
 
@@ -136,8 +137,8 @@ class Products:
             left = left.flatten(0, -1 if self.height else -2)
             right = right.flatten(0, 1)
             scale = scale.repeat_interleave(self.right.shape[1], 0)
-        # The products of a block, in double precision, fit the cache.
-        at_once = max(1, _PRODUCTS // sum(self.shape))
+        width = right.shape[1] if self.height else sum(self.shape)
+        at_once = max(_FEWEST_PRODUCTS, _PRODUCTS // width)  # in double precision, they fit the cache
         for first in range(0, len(right), at_once):
             a, b, c = (each[first : first + at_once] for each in (left, right, scale))
             if self.height:

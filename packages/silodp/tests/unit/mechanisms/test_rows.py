@@ -9,7 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silodp.mechanisms.clipping import Bounds, ClippedRowStream, add_weighted_rows, clip_rows
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRowStream,
+    RowBlocks,
+    add_weighted_rows,
+    clip_rows,
+    sum_rows,
+)
 from silodp.mechanisms.quantization import Quantizer
 from silodp.mechanisms.rows import FactoredRows, Products, add_rows, compute_norms
 from support.refusals import refused
@@ -42,6 +49,35 @@ def test_norms_and_sums_are_those_of_the_whole_rows():
     assert torch.equal(some[kept].expand(), some.expand()[kept])
     assert torch.equal((-some).expand(), -some.expand())
     assert len(some) == 7
+
+
+@pytest.mark.parametrize("numbers", [1, 30, 1 << 20])
+@pytest.mark.parametrize(("m", "n"), [(9, 2), (2, 9)])
+def test_rows_are_added_to_a_sum_block_by_block(numbers, m, n, monkeypatch):
+    monkeypatch.setattr("silodp.mechanisms.rows._PRODUCTS", numbers)
+    monkeypatch.setattr("silodp.mechanisms.rows._FEWEST_PRODUCTS", 1)
+    left, right, matrix = torch.randn(7, 6, m), torch.randn(7, 6, n), torch.randn(7, 5)
+    words = Products(torch.randint(4, (7, 6)), right, 4)
+    some = FactoredRows((Products(left, right), matrix, Products(left[:, 0], right[:, 0]), words))
+    clipped, before = clip_rows(torch.arange(7), some, 2.0), torch.randn(some.size, dtype=torch.float64)
+    value = before.clone()
+    assert sum_rows(clipped, clipped.factors, value) is value
+    wanted = before + clipped.factors @ some.expand()
+    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(sum_rows(clipped, clipped.factors), wanted - before, rtol=1e-10, atol=1e-13)
+
+
+def test_blocks_that_are_added_up_in_several_places_are_one_sum():
+    blocks = [[clip_rows(torch.arange(7), rows(seed=seed), 2.0)] for seed in (0, 1)]
+    parts = ClippedRowStream(
+        RowBlocks(lambda function: map(function, blocks)), rows().size, Bounds(2.0, 2.0, 1.0, math.inf), False
+    )
+    wanted = sum(sum_rows(clipped, clipped.factors) for (clipped,) in blocks)
+    torch.testing.assert_close(add_weighted_rows(parts).value, wanted, rtol=1e-12, atol=1e-13)
+    nothing = ClippedRowStream(
+        RowBlocks(lambda function: iter(())), 3, Bounds(2.0, 2.0, 1.0, math.inf), False
+    )
+    assert add_weighted_rows(nothing).value.tolist() == [0.0, 0.0, 0.0]
 
 
 @given(st.integers(0, 2**31), scales, st.floats(-30, 30).map(lambda exponent: 10.0**exponent))
