@@ -59,10 +59,10 @@ PERSON = 5
 """The person who is removed; silo 2 has nobody else's records, so that it is empty without them."""
 
 
-def make_federation() -> Federation:
-    """Five persons with two records in two silos each, and one with six equal records in every silo."""
+def make_federation(size: float = 30.0) -> Federation:
+    """Five persons with two records in two silos each, and one with six equal records of this size in every silo."""
     rng = np.random.default_rng(0)
-    own = rng.normal(size=4).astype(np.float32) * 30
+    own = (rng.normal(size=4) * size).astype(np.float32)
 
     def draw(name: str, users: list[int]) -> SiloData:
         user = np.array(users, np.int64)
@@ -182,12 +182,14 @@ def replay(
     return first, second
 
 
-def replay_case(method: Method, aggregator: str = "plain", **settings: Any) -> tuple[Trace, Trace]:
+def replay_case(
+    method: Method, aggregator: str = "plain", federation: Federation = FEDERATION, **settings: Any
+) -> tuple[Trace, Trace]:
     """Run without the person, or for methods that protect a record, without the last record of the first silo."""
     is_record = method.unit == "record"
-    neighbor = remove_record(FEDERATION, 0) if is_record else remove_person(FEDERATION, PERSON)
+    neighbor = remove_record(federation, 0) if is_record else remove_person(federation, PERSON)
     made = AGGREGATORS[aggregator](**AGGREGATED[aggregator][0])
-    return replay(FEDERATION, neighbor, logistic_task(), method, aggregator=made, **settings)
+    return replay(federation, neighbor, logistic_task(), method, aggregator=made, **settings)
 
 
 def list_rows() -> list[tuple[str, str, str]]:
@@ -228,6 +230,26 @@ def test_a_method_releases_what_is_charged(name: str, variant: str, aggregator: 
 @pytest.mark.parametrize(("name", "variant"), [row[:2] for row in list_rows() if row[2] == "plain"])
 def test_persons_computed_together_move_others_by_rounding_alone(name: str, variant: str) -> None:
     first, second = replay_case(make_method(name, variant))
+    assert find_differences(first, second) == []
+    assert find_excess(first, second, rounding=1e-5) == []
+
+
+@pytest.mark.parametrize("size", [1e19, 1e38])
+@pytest.mark.parametrize(
+    ("name", "variant", "aggregator"),
+    [
+        ("uldp-avg", "uniform", "plain"),
+        ("uldp-avg", "uniform", "masked"),
+        ("ddp", "local", "plain"),
+        ("uldp-group", "", "plain"),
+        ("rpdp-filter", "", "plain"),
+        ("uldp-naive", "", "plain"),
+    ],
+)
+def test_records_at_the_end_of_floats_move_no_more(
+    name: str, variant: str, aggregator: str, size: float
+) -> None:
+    first, second = replay_case(make_method(name, variant), aggregator, make_federation(size))
     assert find_differences(first, second) == []
     assert find_excess(first, second, rounding=1e-5) == []
 
