@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from silodp.data.inputs import get_kind
-from silodp.mechanisms.clipping import clip_rows, sum_rows
-from silodp.mechanisms.rows import FactoredRows
+from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
 from silodp.training.gradients import is_looped, select_gradient
 from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._packing import should_trace
@@ -239,12 +238,12 @@ class RecordGradients:
 
     def _measure_clipped(self, name: str, compute: Callable[..., Iterator[Any]]) -> ClippedCost:
         """Return the cost of one record's gradient, and of that together with its clipping."""
-        total = torch.zeros(self._task.size, dtype=torch.float64)  # is there already when rows are added up
+        # Is there already when rows are added up.
+        total = torch.zeros(self._task.size, dtype=torch.float64, device=self._task.device)
 
         def clip(*inputs: Any) -> Iterator[None]:
             for rows in compute(*inputs):
-                clipped = clip_rows(torch.arange(len(rows)), rows, 1.0)
-                sum_rows(clipped, clipped.factors, total)
+                add_rows(rows, compute_norms(rows), total)
             yield None
 
         return ClippedCost(self._measure(name, compute), self._measure(f"{name}, clipped", clip))
