@@ -366,7 +366,7 @@ def send_nothing_without_records(method: UldpAvg, context: LocalContext, stream:
 
 
 def clip_after_summing(method: UldpAvg, context: LocalContext, stream: Any) -> Any:
-    total = sum(chunk.rows.double().sum(0) for chunk in stream.chunks) + torch.zeros(1, stream.size)
+    total = sum(chunk.tensor.double().sum(0) for chunk in stream.chunks) + torch.zeros(1, stream.size)
     row = clip_rows(torch.zeros(1, dtype=torch.int64), total, method.clip)
     return replace(stream, chunks=[row], weighted=False)
 

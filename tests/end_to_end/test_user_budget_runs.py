@@ -78,8 +78,8 @@ class Watched(UldpAvg):
 
         def watched(chunks):
             for chunk in chunks:
-                rows = chunk.rows.double() * chunk.factors[:, None]
-                long = torch.linalg.vector_norm(chunk.rows.double(), dim=1)
+                rows = chunk.tensor.double() * chunk.factors[:, None]
+                long = torch.linalg.vector_norm(chunk.tensor.double(), dim=1)
                 for u, after, before in zip(
                     chunk.owners.tolist(), rows.norm(dim=1).tolist(), long.tolist(), strict=True
                 ):

@@ -23,6 +23,7 @@ from silodp.data.silo_data import SiloData
 from silodp.mechanisms import clipping, quantization
 from silodp.mechanisms.clipping import ClippedRows, clip_rows
 from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.rows import FactoredRows
 from silodp.methods import Ddp, UldpAvg, uldp
 from silodp.runtime import silo as silo_module
 from silodp.runtime.server import Server
@@ -121,7 +122,7 @@ def clip_after_weighting(method, context, stream):
     def chunks():
         for chunk in stream.chunks:
             weights = context.weights[chunk.owners]
-            yield clip_rows(chunk.owners, chunk.rows * weights[:, None].to(chunk.rows), method.clip)
+            yield clip_rows(chunk.owners, chunk.tensor * weights[:, None].to(chunk.tensor), method.clip)
 
     return replace(stream, chunks=chunks(), weighted=False)
 
@@ -155,7 +156,8 @@ def skip_clip(clip):
 
 def clip_largest_coordinate(clip):
     def wrong(owners, rows, radius, **settings):
-        return ClippedRows(owners, rows, (radius / rows.double().abs().amax(1)).clamp(max=1), radius)
+        every = rows.expand() if isinstance(rows, FactoredRows) else rows
+        return ClippedRows(owners, rows, (radius / every.double().abs().amax(1)).clamp(max=1), radius)
 
     return wrong
 

@@ -126,7 +126,7 @@ def test_rows_are_of_norm_one_at_most_and_say_whether_the_update_was_clipped(cli
     plain = replace(AVG, clip=clip).local_update(context_of(ADAPTIVE, clip))
     bits, clipped = [], []
     for chunk, other in zip(stream.chunks, plain.chunks, strict=True):
-        rows = chunk.rows.double() * chunk.factors[:, None]
+        rows = chunk.tensor.double() * chunk.factors[:, None]
         assert (torch.linalg.vector_norm(rows, dim=1) <= 1).all()
         # Both train by the same operations on the same shapes: the factors, in double precision, alone differ.
         short = other.rows.double() * (other.factors * math.sqrt(0.99) / clip)[:, None]
@@ -199,7 +199,7 @@ def test_the_clip_goes_to_the_quantile_of_the_norms():
             params=logistic_task().initial(0),
         )
         for chunk in UldpAvg.local_update(replace(method, clip=1e6), context).chunks:
-            norms += torch.linalg.vector_norm(chunk.rows, dim=1).tolist()
+            norms += torch.linalg.vector_norm(chunk.tensor, dim=1).tolist()
     assert seen[0] == 5.0
     assert np.quantile(norms, 0.3) < np.mean(seen[-10:]) < np.quantile(norms, 0.7)
 

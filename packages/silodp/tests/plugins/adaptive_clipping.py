@@ -78,7 +78,7 @@ class AdaptiveClipping(UldpAvg):
     def _with_bits(self, chunk: ClippedRows, clip: float) -> ClippedRows:
         """Return rows (r, d + 1) of norm at most 1; a row that is not finite stays so, and counts as zero."""
         bits = ((chunk.factors == 1).double() - self.quantile) / self.longest_bit
-        update = chunk.rows.double() * (chunk.factors * (math.sqrt(1 - self.bit_share) / clip))[:, None]
+        update = chunk.tensor.double() * (chunk.factors * (math.sqrt(1 - self.bit_share) / clip))[:, None]
         rows = torch.cat([update, math.sqrt(self.bit_share) * bits[:, None]], dim=1)
         return clip_rows(chunk.owners, rows, 1.0)  # once more, since the parts were rounded
 
