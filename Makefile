@@ -19,7 +19,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-databases test-omop test-statistics-file test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors commands numbers wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-databases test-omop test-statistics-file test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors commands numbers wheel release-check clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -131,6 +131,13 @@ wheel: $(INSTALLED)
 	$(PYTHON) -m venv build/wheel
 	build/wheel/bin/python $(PIP) dist/silodp-[0-9]*.whl
 	cd build/wheel && bin/silodp --version && bin/silodp demo --out demo
+
+# Builds the last commit into dist/, with digests and SBOMs, and tries what was built with the oldest and the newest Python:
+# see docs/releasing.md. TESTS="FILE or FOLDER ..." for other tests than the fast ones, such as packages/silodp/tests;
+# ALLOW_MISSING=3.13 where that Python is not installed.
+release-check:
+	@$(CHECK)
+	$(PYTHON) packaging/release_check.py $(TESTS)
 
 # What is generated from the source and kept in docs/; tests fail where it is older than the source.
 pages: errors commands numbers
