@@ -393,7 +393,10 @@ def list_parts(tools: Path, python: Path, commit: Path, path: Path, epoch: int) 
         SOURCE_DATE_EPOCH=str(epoch),
     )
     check_content(DIST.name, path.name, path.read_bytes())
-    parts = {part["name"]: part["version"] for part in json.loads(path.read_text())["components"]}
+    listed = json.loads(path.read_text())
+    parts = {
+        part["name"]: part["version"] for part in (listed["metadata"]["component"], *listed["components"])
+    }
     for name, project in read_projects(commit).items():
         if parts.get(name) != project["version"]:
             raise Refused(f"{path.name} does not list {name} {project['version']}")
