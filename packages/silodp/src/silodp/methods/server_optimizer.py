@@ -332,12 +332,13 @@ class NoiseAware(ServerOptimizer):
             "sum": kept * state["sum"] + new * total,
             "variance": kept**2 * state["variance"] + new**2 * move.noise**2,
         }
-        return after | {"strongest": torch.maximum(state["strongest"], self._weigh_signal(after, move))}
+        return after | {
+            "strongest": torch.maximum(state["strongest"], _measure_signal(after) / self._weigh(move))
+        }
 
-    def _weigh_signal(self, state: State, move: Move) -> Tensor:
-        """Return the square of the norm of the signal in a mean whose weights add up to 1, as in a later round: ()."""
-        weight = 1 - self.momentum ** (move.round + 1)
-        return _measure_signal(state) / weight**2
+    def _weigh(self, move: Move) -> float:
+        """Return the square of the sum of a mean's weights, which is 1 only in later rounds."""
+        return (1 - self.momentum ** (move.round + 1)) ** 2
 
     def _find_length(self, state: State, move: Move) -> float:
         """Return how far the mean in a state moves the model."""
@@ -345,7 +346,7 @@ class NoiseAware(ServerOptimizer):
         longest, strongest = float(state["length"]), float(state["strongest"])
         if self.length is None and strongest > 0:
             along = float(state["moved"] @ state["sum"]) / math.sqrt(max(signal, 0.09 * square))
-            pace = float(self._weigh_signal(state, move)) / strongest
+            pace = signal / self._weigh(move) / strongest
             grown = _GROWTH * pace * along / math.sqrt(move.round + 1)
             longest = max(longest, min(grown, _FURTHEST))
         return longest * max(0.0, 1 - move.round / move.rounds) * max(self.least, signal / square)

@@ -491,7 +491,7 @@ def test_persons_of_one_block_are_cut_where_their_rows_would_be_large(monkeypatc
     task, x, y = make("words", 12)
     owner, gradients = torch.arange(12) // 2, build_persons(task, x, y)
     whole = take_step(gradients, draw(task), owner)
-    monkeypatch.setattr("silodp.training.sgd.persons.BLOCK_BYTES", (4 * task.size * 4, 0))
+    monkeypatch.setattr("silodp.training.sgd.layered._BLOCK_BYTES", (4 * task.size * 4, 0))
     blocks = list(gradients.descend(draw(task), owner, STEP, torch.Generator()))
     assert [len(ids) for ids, _ in blocks] == [4, 2]
     torch.testing.assert_close(take_step(gradients, draw(task), owner), whole)

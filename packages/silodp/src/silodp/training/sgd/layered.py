@@ -55,8 +55,13 @@ _MIN_TO_CONVOLVE = 1 << 21
 # How far gradients in double precision may be from those of the general path, relative to the largest.
 _TOLERANCE = 1e-9
 
-BLOCK_BYTES = (24 << 20, 1 << 28)
-"""Bytes of rows that are written at once on a CPU, whose cache holds them until they are added up, and on a GPU."""
+# Bytes of rows that are written at once on a CPU, whose cache holds them until they are added up, and on a GPU.
+_BLOCK_BYTES = (24 << 20, 1 << 28)
+
+
+def count_rows_at_once(device: torch.device, row_bytes: int) -> int:
+    """Return how many rows of so many bytes are written at once, at least one."""
+    return max(1, _BLOCK_BYTES[device.type == "cuda"] // max(1, row_bytes))
 
 
 _TRANSPOSE: Callable[[Tensor], Tensor] = Tensor.T.__get__  # type: ignore[attr-defined]
@@ -166,7 +171,7 @@ class LayeredGradient:
             with seed_torch(task.device, 0):
                 (pieces,) = found._compute_blocks(params, *example)
             written = sum(piece[0].nbytes for piece in pieces if isinstance(piece, Tensor))
-            found._at_once = max(1, BLOCK_BYTES[task.device.type == "cuda"] // max(1, written))
+            found._at_once = count_rows_at_once(task.device, written)
             return found
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None

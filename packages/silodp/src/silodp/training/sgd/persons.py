@@ -32,7 +32,7 @@ from silodp.training.sgd._planning import (
 )
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._trainer import Trainer, measure_task_cost
-from silodp.training.sgd.layered import BLOCK_BYTES, LayeredGradient
+from silodp.training.sgd.layered import LayeredGradient, count_rows_at_once
 from silodp.training.task import Task
 
 # Records of a measured step, of persons with a few records each.
@@ -163,7 +163,7 @@ class PersonGradients:
 
     def _list_groups(self, lengths: list[int]) -> list[tuple[int, int]]:
         """Return the persons of each block, and the records of each, of persons with padded numbers of records."""
-        most = max(1, BLOCK_BYTES[self._task.device.type == "cuda"] // (4 * self._task.size))
+        most = count_rows_at_once(self._task.device, 4 * self._task.size)
         found = list[tuple[int, int]]()
         for length, alike in groupby(lengths):
             count = sum(1 for _ in alike)

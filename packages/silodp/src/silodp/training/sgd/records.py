@@ -217,10 +217,6 @@ class RecordGradients:
                 begin += len(block)
                 block = next(blocks, None)
 
-    def _measure_cost_by_layers(self, gradient: SequentialGradient | LayeredGradient) -> StepCost:
-        """Return the cost of one record's gradient."""
-        return self._measure("sequential cost", gradient)
-
     def _measure(self, name: str, compute: Callable[..., Iterator[Any]]) -> StepCost:
         """Return the cost of one record in a computation that yields blocks, found out once for each name."""
 
@@ -277,7 +273,7 @@ class RecordGradients:
         def compute_rows(*inputs: Any) -> Iterator[Tensor]:
             yield flatten_rows(whole(*inputs))
 
-        by_layers = self._measure_clipped("sequential cost", layers)
+        by_layers = self._measure_clipped("cost by layers", layers)
         by_rows = self._measure_clipped("rows", compute_rows)
         # Batches of more than half of `count` records are filled up to it: of three quarters on average.
         ways: list[tuple[float, LayeredGradient | Literal[False] | None]] = [
@@ -290,6 +286,6 @@ class RecordGradients:
 
     def _plan_rows(self, gradient: SequentialGradient | LayeredGradient) -> int:
         """Return how many records to compute at once."""
-        cost = self._measure_cost_by_layers(gradient)
+        cost = self._measure("cost by layers", gradient)
         # The caller still holds the chunk before, which is about half of what a step takes.
         return plan_rows(cost, cost.peak // 2, None, self._task.device, gradient.working_sets)
