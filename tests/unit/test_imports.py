@@ -230,4 +230,4 @@ def test_a_report_of_a_finished_run_imports_no_torch(silodp: Silodp, tmp_path):
     imported = _imported(_run_commands(["report", str(directory)]))
     assert not imported & {"torch", "pandas", "sklearn", "pyarrow"}
     assert not imported & {"silodp.config.resolve", "silodp.data.catalog", "silodp.training.metrics"}
-    assert _count_own(imported) <= 121
+    assert _count_own(imported) <= 120

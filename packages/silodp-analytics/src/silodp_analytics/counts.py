@@ -28,7 +28,6 @@ from silodp.training.dense_labels import (
     share_places,
 )
 from silodp.training.losses import flatten_outputs
-from silodp_analytics.times import find_bins
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,6 +155,8 @@ class CountTable(Settings):
         bins = torch.searchsorted(self._score_edges(), scores)  # the number of edges below the score
         if self.kind == "scores":
             return (targets.long() * self.bins + bins)[:, None]
+        from silodp_analytics.times import find_bins  # a report counts no times
+
         times = torch.from_numpy(find_bins(targets[:, 1].numpy(), self.times))
         return ((times * 2 + (targets[:, 0] > 0)) * self.bins + bins)[:, None]
 
