@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import tarfile
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
 from support.places import ROOT
+from support.scripts import load_script
 
 PROJECTS = {
     path.parent.name: tomllib.loads(path.read_text())["project"]
@@ -25,16 +24,7 @@ ABOUT = f"silodp_audit-{AUDIT['version']}.dist-info"
 TRACKED = {"LICENSE", "README.md", "pyproject.toml", "src/silodp_audit/py.typed", "tests/test_it.py"}
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release_check", ROOT / "packaging" / "release_check.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = load_script()
+release = load_script("packaging/release_check.py")
 
 
 def make_wheel(**changed: bytes | None) -> dict[str, bytes]:

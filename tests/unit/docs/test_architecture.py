@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import sys
 import tomllib
@@ -14,6 +13,7 @@ from types import FrameType, ModuleType
 import pytest
 
 from support.commands import Silodp
+from support.scripts import load_script
 
 ROOT = Path(__file__).parents[3]
 CORE = ROOT / "packages" / "silodp" / "src" / "silodp"
@@ -49,12 +49,7 @@ learning_rate = 0.1
 
 @pytest.fixture(scope="module")
 def commands() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("list_commands", ROOT / "docs" / "list_commands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/list_commands.py")
 
 
 def walks() -> list[list[str]]:

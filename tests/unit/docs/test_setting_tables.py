@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from silodp.methods import METHODS
 from silodp.settings import read_hints
 from silodp.training.sgd import LocalTraining
 from silodp_analytics.evaluation.series import Evaluation
+from support.scripts import load_script
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 
@@ -36,11 +36,7 @@ def test_the_page_on_evaluation_has_every_setting() -> None:
 
 
 def test_the_table_of_national_numbers_is_that_of_the_rules() -> None:
-    spec = importlib.util.spec_from_file_location("list_numbers", GUIDES.parent / "list_numbers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    numbers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(numbers)
+    numbers = load_script("docs/list_numbers.py")
     text = numbers.PAGE.read_text()
     assert text.count("\n| `SE` | `personnummer` |") == 1
     assert numbers.fill_page(text) == text, "older than the source: run make pages"

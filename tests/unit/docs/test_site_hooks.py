@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,17 +9,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
+from support.scripts import load_script
+
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/site_hooks.py")
 
 
 def test_the_reference_names_every_export_of_every_public_package(hooks: ModuleType) -> None:
