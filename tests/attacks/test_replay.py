@@ -53,14 +53,15 @@ from support.replay import (
     remove_record,
 )
 from support.wards import draw_wards, write_wards
+from support.wires import Wire, wire  # noqa: F401
 
 Settings = dict[str, Any]
 PERSON = 5
 """The person who is removed; silo 2 has nobody else's records, so that it is empty without them."""
 
 
-def make_federation(size: float = 30.0) -> Federation:
-    """Five persons with two records in two silos each, and one with six equal records of this size in every silo."""
+def make_federation(size: float = 30.0, silos: int = 3) -> Federation:
+    """Five persons with two records in each silo but `silo2`, and one with six equal records of this size in all."""
     rng = np.random.default_rng(0)
     own = (rng.normal(size=4) * size).astype(np.float32)
 
@@ -74,12 +75,11 @@ def make_federation(size: float = 30.0) -> Federation:
         return SiloData(name, x, y, user, budget=np.full(len(x), 2.0))
 
     others = [0, 1, 2, 3, 4] * 2
-    users = ([*others, *[PERSON] * 6], [*others, *[PERSON] * 6], [PERSON] * 6)
-    silos = [draw(f"silo{s}", own) for s, own in enumerate(users)]
-    tests = [replace(draw(silo.name, list(silo.user)), budget=None) for silo in silos]
-    silos = [replace(silo, test=test) for silo, test in zip(silos, tests, strict=True)]
+    drawn = [draw(f"silo{s}", [*(others if s != 2 else []), *[PERSON] * 6]) for s in range(silos)]
+    tests = [replace(draw(silo.name, list(silo.user)), budget=None) for silo in drawn]
+    drawn = [replace(silo, test=test) for silo, test in zip(drawn, tests, strict=True)]
     return Federation(
-        tuple(silos), users=6, test=None, classes=2, user_budgets=np.array([1.0, 2.0, 3.0, 4.0, 5.0, 5.0])
+        tuple(drawn), users=6, test=None, classes=2, user_budgets=np.array([1.0, 2.0, 3.0, 4.0, 5.0, 5.0])
     )
 
 
@@ -188,7 +188,8 @@ def replay_case(
     """Run without the person, or for methods that protect a record, without the last record of the first silo."""
     is_record = method.unit == "record"
     neighbor = remove_record(federation, 0) if is_record else remove_person(federation, PERSON)
-    made = AGGREGATORS[aggregator](**AGGREGATED[aggregator][0])
+    options = AGGREGATED[aggregator][0] | settings.pop("options", {})
+    made = AGGREGATORS[aggregator](**options)
     return replay(federation, neighbor, logistic_task(), method, aggregator=made, **settings)
 
 
@@ -290,6 +291,56 @@ def test_a_series_releases_what_is_charged(series: str, variant: str, aggregator
     assert find_differences(first, second) == []
     assert find_excess(first, second) == []
     assert {place[0] for place in first.totals} == {"", series}
+
+
+# --- samples that nobody knows, and silos that drop out ---
+
+
+@pytest.mark.parametrize(
+    "aggregator", [name for name in AGGREGATORS if hasattr(AGGREGATORS[name], "hidden_sample")]
+)
+def test_a_hidden_sample_moves_what_is_charged_for_those_in_it(aggregator: str) -> None:
+    weighting = "primary_silo" if aggregator == "select" else "records"
+    method = UldpAvg(**AVG, user_sampling=0.5, weighting=weighting)
+    first, second = replay_case(
+        method, aggregator, rounds=4, isolate_units=True, options={"hidden_sample": 2}
+    )
+    unit = AGGREGATED[aggregator][2](first.specs[""])
+    assert find_differences(first, second) == []
+    assert find_excess(first, second, unit) == []
+    is_moved = [moves.released > 0 for moves in measure_moves(first, second, unit).values()]
+    assert set(is_moved) == {True, False}, "the person is in some samples, and not in others"
+
+
+@pytest.mark.parametrize(
+    ("kind", "releases"), [("update", 1), ("open", 2)], ids=["before it is masked", "while seals open"]
+)
+@pytest.mark.parametrize(
+    ("name", "variant"), [("uldp-avg", "uniform"), ("uldp-sgd", "uniform"), ("ddp", "one step"), ("rpdp", "")]
+)
+def test_a_silo_that_drops_out_leaves_what_is_charged(
+    name: str,
+    variant: str,
+    kind: str,
+    releases: int,
+    wire: type[Wire],  # noqa: F811
+) -> None:
+    """Silos charge for the fewest survivors, and a second release is charged beside the first."""
+    wire.fails = staticmethod(
+        lambda silo, request: "before" if (silo, request.kind, request.round) == ("silo1", kind, 1) else None
+    )
+    method = make_method(name, variant)
+    isolated = supports(type(method), "can_isolate_units")
+    federation = make_federation(silos=4)
+    first, second = replay_case(
+        method, "masked", federation, isolate_units=isolated, options={"min_silos": 3}
+    )
+    assert [charge[2:4] for charge in first.charges if charge[0] == "server"] == [
+        (0, 0),
+        *((1, release) for release in range(releases)),
+    ]
+    assert find_differences(first, second) == []
+    assert find_excess(first, second) == []
 
 
 # --- sums of tables ---

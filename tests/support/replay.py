@@ -29,6 +29,7 @@ import torch
 from silodp.accounting import events
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.run_spec import RunSpec
+from silodp.crypto import sampling
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms import noise
@@ -98,7 +99,7 @@ class Trace:
         draws: The draws of noise, in order.
         streams: All draws from streams, in order: purpose, function of the generator, number of values.
         messages: All messages, in order: silo, kind, round, attempt, and the size of every part.
-        charges: All charges, in order: "server" or "silo", series, round, release and events.
+        charges: All charges, in order: "server" or the name of a silo, series, round, release and events.
         totals: What the server computed in each round.
         specs: The specifications of the run and its series.
     """
@@ -110,10 +111,13 @@ class Trace:
     totals: dict[Place, torch.Tensor] = field(default_factory=dict)
     specs: dict[str, RunSpec] = field(default_factory=dict)
 
-    def find_events(self, place: Place) -> dict[str, events.Event]:
-        """Return the events by adversary that the server charged for a round; {} where it charged none."""
-        found = [charge[4] for charge in self.charges if charge[:4] == ("server", *place, 0)]
-        return dict(found[0]) if found else {}
+    def find_events(self, place: Place, ledger: str = "server") -> dict[str, events.Event]:
+        """Return the events by adversary that a ledger charged for a round, all releases together; {}: nothing."""
+        charged = [dict(charge[4]) for charge in self.charges if charge[:3] == (ledger, *place)]
+        return {
+            adversary: events.Composed(tuple(release[adversary] for release in charged))
+            for adversary in (charged[0] if charged else ())
+        }
 
     def number_draws(self) -> dict[tuple[Purpose, int], Draw]:
         """Return the draws by their purpose and their number among those of the same purpose."""
@@ -191,6 +195,7 @@ class _Recorder:
         self.trace, self._first = Trace(), first
         self._known = {} if first is None else first.number_draws()
         self._seen: Counter[Purpose] = Counter()
+        self._cells = np.random.default_rng(0)
 
     def patch(self, stack: ExitStack) -> None:
         """Record within the stack."""
@@ -206,6 +211,9 @@ class _Recorder:
             (SignedChannel, "ask", self._ask),
             (Server, "run_round", self._run_round),
             (Ledger, "charge", self._charge),
+            # These come from the operating system in every run; both runs draw the same persons.
+            (sampling, "draw_server_cells", self._draw_cells),
+            (sampling, "derive_silo_cells", lambda _: lambda *given: np.zeros(given[2], np.int64)),
         ):
             stack.enter_context(patch.object(owner, name, wrapped(getattr(owner, name))))
 
@@ -255,6 +263,9 @@ class _Recorder:
 
         return coupled
 
+    def _draw_cells(self, _: Any) -> Any:
+        return lambda users, ratio: self._cells.integers(ratio.denominator, size=users)
+
     def _ask(self, ask: Any) -> Any:
         def noted(channel: SignedChannel, requests: Any, timeout: Any = None) -> Any:
             answers, failures = ask(channel, requests, timeout)
@@ -280,7 +291,7 @@ class _Recorder:
     def _charge(self, charge: Any) -> Any:
         def noted(ledger: Ledger, round: int, release: int, charged: Any, *more: Any, **named: Any) -> None:
             series = named.get("series", more[1] if len(more) > 1 else "")
-            who = "server" if ledger.silo is None else "silo"
+            who = ledger.silo or "server"
             self.trace.charges.append((who, series, round, release, tuple(charged.items())))
             charge(ledger, round, release, charged, *more, **named)
 
@@ -384,15 +395,19 @@ class Moves:
         released: Where shares of one sum are added up before they are seen.
         shares: Where each share is seen.
         silo: The most that a silo sees of the others' shares, whose own noise it can subtract.
+        moved: The silos whose shares it moves; all of them where shares are added up under encryption.
     """
 
     released: float = 0.0
     shares: float = 0.0
     silo: float = 0.0
+    moved: frozenset[str] = frozenset()
 
 
 def find_excess(first: Trace, second: Trace, unit: float = 1.0, rounding: float = _ROUNDING) -> list[str]:
-    """Return the rounds and adversaries for which the removed unit moves more than was charged.
+    """Return where the removed unit moves more than was charged: by round, ledger and adversary.
+
+    The server's ledger is compared, and that of every silo in which the unit has records.
 
     Args:
         first: The run of the federation.
@@ -402,17 +417,21 @@ def find_excess(first: Trace, second: Trace, unit: float = 1.0, rounding: float 
     """
     found = []
     for place, moves in measure_moves(first, second, unit).items():
-        charged = first.find_events(place)
-        sees_shares = first.specs[place[0]].views()["server"].sees_shares
+        spec = first.specs[place[0]]
         seen = {
             "released": moves.released,
-            "server": moves.shares if sees_shares else moves.released,
+            "server": moves.shares if spec.views()["server"].sees_shares else moves.released,
             "silo": moves.silo,
         }
-        for adversary, moved in seen.items():
-            most = compute_precision(charged.get(adversary, events.Composed(())))
-            if moved > most * (1 + rounding):
-                found.append(f"{place}: {moved:.6g} against '{adversary}', and {most:.6g} is charged")
+        answered = {charge[0] for charge in first.charges if charge[1:3] == place} - {"server"}
+        for ledger in ("server", *sorted(moves.moved & answered)):
+            charged = first.find_events(place, ledger)
+            for adversary, moved in seen.items():
+                most = compute_precision(charged.get(adversary, events.Composed(())))
+                if moved > most * (1 + rounding):
+                    found.append(
+                        f"{place}: {moved:.6g} against '{adversary}', {most:.6g} is charged by {ledger}"
+                    )
     return found
 
 
@@ -433,7 +452,8 @@ def measure_moves(first: Trace, second: Trace, unit: float = 1.0) -> dict[Place,
             (one.scale * unit) ** 2 for one in first.draws if one.place == place and one.exact is None
         )
         rest = _compute_ratio((total - second.totals[place]).numpy(), variance)
-        found[place] = replace(moves, released=moves.released + rest, shares=moves.shares + rest)
+        moved = frozenset(first.specs[place[0]].names) if rest else moves.moved
+        found[place] = replace(moves, released=moves.released + rest, shares=moves.shares + rest, moved=moved)
     return found
 
 
@@ -456,7 +476,8 @@ def _measure_round(steps: list[_Step], spec: RunSpec) -> Moves:
         sum(join({name: share for name, share in step.items() if name != own}) for step in steps)
         for own in spec.names
     )
-    return Moves(sum(map(join, steps)), sum(map(keep_apart, steps)), max(by_silo))
+    silos = frozenset(name for step in steps for name, (moved, _) in step.items() if moved.any())
+    return Moves(sum(map(join, steps)), sum(map(keep_apart, steps)), max(by_silo), silos)
 
 
 def _compute_ratio(moved: Array, variance: float) -> float:
