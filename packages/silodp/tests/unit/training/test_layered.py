@@ -67,6 +67,8 @@ def attend_in_heads(kind: str, m: Own, x: Tensor) -> Tensor:
         "all": None,
         "causal": None,
         "records": (x[:, None, None, :, 0] > -1).expand(-1, 1, 5, 5) | torch.eye(5, dtype=torch.bool),
+        # Some words see none, and all words of some records.
+        "nothing": (x[:, None, :, None, 1] > 0).expand(-1, 1, 5, 5) & (x[:, :1, :1, None] > 0),
         "places": torch.linspace(0, 1, 25).view(5, 5),
     }
     h = F.scaled_dot_product_attention(
@@ -133,7 +135,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
     **{f"attention in heads, {kind}": (
         lambda kind=kind: Own(partial(attend_in_heads, kind), q=lin(), k=lin(6, 3 if kind == "all" else 6),
                               v=lin(6, 3 if kind == "all" else 6), head=lin(30, 3)), WORDS, set())
-       for kind in ("all", "causal", "records", "places")},
+       for kind in ("all", "causal", "records", "nothing", "places")},
     "torch's attention": (
         lambda: Own(lambda m, x: m.head(m.a(x, x, x)[0].flatten(1)), a=nn.MultiheadAttention(6, 2, batch_first=True),
                     head=lin(30, 3)), WORDS, set()),
@@ -272,7 +274,7 @@ def test_named_inputs_and_constant_parts_are_taken():
     torch.testing.assert_close(compute(gradient, task, params, x, y).float(), plain, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["all", "causal", "records", "places"])
+@pytest.mark.parametrize("kind", ["all", "causal", "records", "nothing", "places"])
 def test_attention_in_heads_runs_outside_of_vmap_as_one_batch(kind, monkeypatch):
     """Under vmap, torch takes attention apart, which takes twice the time."""
     task, x, y = make(f"attention in heads, {kind}")
