@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, fields, is_dataclass
 from itertools import chain
@@ -11,11 +12,12 @@ from typing import Any
 
 from silodp.accounting.filters import DEFAULT_BOUNDS, Filter
 from silodp.accounting.views import Adversary
+from silodp.aggregators.run_spec import RunSpec
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
-from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from silodp.runtime.guarantees import DerivedGuarantee, derive_guarantees, plan_charges
 from silodp.runtime.run_directory import hold_lock
 from silodp.wire.files import PRIVATE_FILE, write_durably
 from silodp_deploy import LOCK, POLICY
@@ -25,6 +27,22 @@ from silodp_deploy.lifetime import compute_lifetime_cost, read_ledgers
 from silodp_deploy.policy import Policy
 from silodp_deploy.public_files import format_digest
 from silodp_deploy.silo import check_participation, find_name
+
+
+def plan_epsilon(
+    spec: RunSpec, derived: Mapping[Adversary, DerivedGuarantee] | None = None
+) -> dict[Adversary, float | None]:
+    """Return ε of the whole run by adversary, as it is agreed; None where there is no guarantee.
+
+    Where rounds may go on without some silos, nobody knows yet who will be away: it is ε for any dropouts.
+
+    Args:
+        spec: Specification of the run.
+        derived: Its guarantees after all rounds, where they are known.
+    """
+    found = derive_guarantees(spec, plan_charges(spec, spec.accountant)) if derived is None else derived
+    all_answer = spec.min_silos == len(spec.names)
+    return {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in found.items()}
 
 
 def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[str, Any]:
@@ -38,7 +56,6 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
     spec, roster = consortium.stated_spec, consortium.sealed
     derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
     stated = [one.assumptions for one in derived.values()]
-    # Where rounds may go on without some silos, nobody knows yet who will be away: ε for any dropouts is shown.
     all_answer = spec.min_silos == len(spec.names)
     schema = consortium.resolved.table_schema
     persons = consortium.identify_persons(silo)
@@ -56,7 +73,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
         "aggregation": describe_settings(spec.aggregator),
         "rounds": spec.rounds,
         "delta": spec.delta,
-        "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
+        "epsilon": plan_epsilon(spec, derived),
         # With fewer answers it would be larger.
         "sample_known": derived["server"].sample_known if all_answer else None,
         "budget": None if spec.budget is None else asdict(spec.budget),

@@ -31,6 +31,7 @@ from silodp.wire.files import write_durably
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import SERVER, SIGNED_BYTES, SignedChannel, Transport
 from silodp_deploy import IDENTITY, LOCK
+from silodp_deploy.acceptance import plan_epsilon
 from silodp_deploy.agreement import AgreedTransport
 from silodp_deploy.certificates import ExpiryWatch, load_context, reload_context
 from silodp_deploy.consortium import CONFIG, Consortium
@@ -251,7 +252,8 @@ def serve(
         }
 
         def describe() -> dict[str, Any]:
-            return {**shown, "certificate_days": expiry.count_days()}
+            passed = status.seconds_since_round()
+            return {**shown, "certificate_days": expiry.count_days(), "seconds_since_round": passed}
 
         mailbox = held.enter_context(
             _make_mailbox(folder, consortium, listen, answer_timeout, known, monitor, describe)
@@ -266,6 +268,7 @@ def serve(
         )
         transport.on_change = status.try_write
         if isinstance(mailbox, HttpsServer):
+            status.describe = lambda: {"certificate_days": expiry.count_days()}
             status.on_refresh = partial(_renew_certificates, expiry, mailbox, consortium, folder)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         # Then no silo is asked: the run only writes its report again.
@@ -273,6 +276,9 @@ def serve(
         connect = partial(
             transport.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None
         )
+        # While silos connect: it may take seconds.
+        shown["epsilon_limit"] = plan_epsilon(spec)
+        status.write(epsilon_limit=shown["epsilon_limit"])
         # What is there now stays to the end, so the collector need not look at it whenever connections have ended.
         gc.collect()
         gc.freeze()

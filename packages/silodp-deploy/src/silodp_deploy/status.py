@@ -33,6 +33,7 @@ class StatusFile:
         seconds_since_seen: Returns for each silo the seconds since its last call; None before its first.
         rounds: Number of rounds of the run, T.
         answers: Returns for each silo how many answers have left it, at least.
+        describe: Returns further entries, anew whenever the file is written.
         on_refresh: Called whenever `keep_fresh` writes the file.
     """
 
@@ -40,6 +41,7 @@ class StatusFile:
     seconds_since_seen: Callable[[], Mapping[str, float | None]]
     rounds: int
     answers: Callable[[], Mapping[str, int]] = dict
+    describe: Callable[[], Mapping[str, Any]] = dict
     on_refresh: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
@@ -47,16 +49,24 @@ class StatusFile:
             **{"round": 0, "rounds": self.rounds, "epsilon": {}, "error": None, "running": True}
         }
         self._lock = threading.Lock()
+        self._moved = time.monotonic()
+
+    def seconds_since_round(self) -> float:
+        """Return the seconds since the number of rounds changed, or since the process started."""
+        return time.monotonic() - self._moved
 
     def write(self, **changes: Any) -> None:
         """Write the file with some fields changed."""
         # Both threads write the same temporary file before it is renamed: one at a time.
         with self._lock:
+            if changes.get("round", self._fields["round"]) != self._fields["round"]:
+                self._moved = time.monotonic()
             self._fields.update(changes)
             # "written" is the clock of the day, which another process can compare; the rest are differences of time.
             since = self.seconds_since_seen()
             seen = {name: None if s is None else round(s, 1) for name, s in since.items()}
-            content = {"written": time.time(), **self._fields, "seconds_since_seen": seen}
+            content = {"written": time.time(), **self._fields, **self.describe(), "seconds_since_seen": seen}
+            content["seconds_since_round"] = round(self.seconds_since_round(), 1)
             content["answers"] = dict(self.answers())
             write_durably(self.path, (json.dumps(content, indent=1) + "\n").encode())
 
@@ -111,7 +121,11 @@ class _Status(BaseModel, strict=True):
     rounds: FiniteFloat = 0.0
     error: str | None = None
     running: bool = True
+    stopped: str | None = None
     epsilon: dict[str, FiniteFloat | None] = {}
+    epsilon_limit: dict[str, FiniteFloat | None] = {}
+    certificate_days: dict[str, FiniteFloat] = {}
+    seconds_since_round: FiniteFloat | None = None
     seconds_since_seen: dict[str, FiniteFloat | None] = {}
     answers: dict[str, int] = {}
 

@@ -339,7 +339,8 @@ WRITTEN = {"written": 1.5, "round": 1, "rounds": 2, "epsilon": {"server": 0.5, "
         "", "{", "[]", "5", "[" * 10_000, "\xff",
         *(json.dumps({**WRITTEN, name: value}) for name in WRITTEN for value in ([], {"a": []}, "x", True, 10**400)
           if (name, value) != ("error", "x")),
-        *(json.dumps({**WRITTEN, name: {"silo-1": value}}) for name in ("answers", "epsilon", "seconds_since_seen")
+        *(json.dumps({**WRITTEN, name: {"silo-1": value}})
+          for name in ("answers", "epsilon", "epsilon_limit", "certificate_days", "seconds_since_seen")
           for value in ("7", [7], float("inf"), float("nan"))),
     ],
 )  # fmt: skip
@@ -353,7 +354,11 @@ def test_a_damaged_status_is_refused_with_a_code(content: str, silodp: Silodp, t
 
 def test_a_sound_status_is_shown(silodp: Silodp, tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps(WRITTEN))
-    assert silodp("deploy", "status", tmp_path, "--json").json == WRITTEN
+    metrics = silodp("deploy", "status", tmp_path, "--metrics").out.splitlines()
+    assert f'silodp_epsilon{{folder="{tmp_path.name}",adversary="server"}} 0.5000' in metrics
+    shown = silodp("deploy", "status", tmp_path, "--json").json
+    assert list(shown.pop("problems")) == ["SilodpDown"]
+    assert shown == WRITTEN
     assert "not connected yet" in silodp("deploy", "status", tmp_path).out
 
 
@@ -417,6 +422,15 @@ def test_up_runs_a_local_consortium_to_its_end(silodp: Silodp, tmp_path: Path) -
     done = silodp("deploy", "up", tmp_path / "c", "--json")
     assert done.status == 0, done.err
     assert (Path(done.json["run"]) / "guarantee.json").exists()
+    for home in (tmp_path / "c" / "server", *(tmp_path / "c" / "silos").iterdir()):
+        state = silodp("deploy", "status", home, "--check", "--json")
+        assert (state.status, state.json["problems"]) == (0, {}), home  # a run that is over needs nobody
+        assert state.json["stopped"]
+        assert min(state.json["certificate_days"].values()) > 800
+        for adversary, epsilon in state.json["epsilon"].items():
+            limit = state.json["epsilon_limit"].get(adversary)
+            assert limit is None or epsilon <= limit * (1 + 1e-9)
+        assert state.json["epsilon_limit"]["released"] > 0
     for name in NAMES[1:]:
         lines = (tmp_path / "c" / "silos" / name / "log.txt").read_text().splitlines()
         records = [json.loads(line) for line in lines]

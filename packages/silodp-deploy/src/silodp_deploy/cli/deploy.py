@@ -26,8 +26,6 @@ deploy_app = typer.Typer(
 )
 
 LOCAL_HOST = "127.0.0.1"
-_MAX_STATUS_SECONDS = 60.0
-"""A process that runs writes its status.json every ten seconds."""
 
 # Whether they can be read is seen when they are: the message then says whose they are.
 Public = Annotated[Path, Argument(metavar="PUBLIC", help="The consortium's public folder.", readable=False)]
@@ -531,13 +529,21 @@ def status(
         bool,
         Option(
             "--check",
-            help="Exit with status 1 where no process runs, or it has a problem: for a health check.",
+            help="Exit with status 1 where somebody has to see to a problem: for a health check, a timer, or cron.",
         ),
+    ] = False,
+    stuck_after: Annotated[
+        float, Option(metavar="SECONDS", help="A round that takes longer is a problem.", min=1.0)
+    ] = 3600.0,
+    is_metrics: Annotated[
+        bool,
+        Option("--metrics", help="Print the metrics in the text format of Prometheus, for a node exporter."),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_epsilon
+    from silodp_deploy.monitoring import find_problems, format_metrics, read_state
     from silodp_deploy.status import STATUS, describe_seen, read_status
 
     path = folder / STATUS
@@ -555,22 +561,17 @@ def status(
             f"{path} does not say {sorted(missing)[0]}: start the server, which writes the file anew.",
             code="checkpoint.damaged",
         )
+    state = read_state(found, time.time() - found["written"])
+    problems = find_problems(state, stuck_after)
     spent = [f"{name} {format_epsilon(e)}" for name, e in found["epsilon"].items()]
-    since = time.time() - found["written"]
     lines = [f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}"]
-    for name, seen in found["seconds_since_seen"].items():
-        # The file says how long ago it was when the file was written.
-        lines.append(f"  {name}: {describe_seen(None if seen is None else seen + since)}")
-    if found["error"]:
-        lines.append(f"last error: {found['error']}")
-    has_ended = not found.get("running", True)
-    is_running = since < _MAX_STATUS_SECONDS and not has_ended
-    if has_ended:
-        lines.append(
-            f"the process that wrote this has ended {since:.0f} s ago; one that starts has not written yet"
-        )
-    elif not is_running:
-        lines.append(f"no process has written this for {since:.0f} s: it has ended, or hangs")
-    show(found, as_json, lines)
-    if is_check and (not is_running or found["error"]):
+    lines += [f"  {name}: {describe_seen(seen)}" for name, seen in state.seconds_since_seen.items()]
+    if state.stopped is not None:
+        lines.append(f"the run is over, stopped by the {state.stopped}")
+    if is_metrics:
+        lines = format_metrics(state, folder.resolve().name).splitlines()
+    else:
+        lines += [f"{told} [{name}]" for name, told in problems.items()]
+    show(found | {"problems": problems}, as_json, lines)
+    if is_check and problems:
         raise typer.Exit(1)

@@ -152,6 +152,10 @@ def silo(
                     reload_context(tls, consortium, service.name, folder)
                 expiry.check()
 
+            def describe() -> dict[str, Any]:
+                stopped = "server" if client.is_over else None
+                return {"certificate_days": expiry.count_days(), "stopped": stopped}
+
             client = HttpsClient(
                 address,
                 tls,
@@ -170,6 +174,7 @@ def silo(
                 lambda: {SERVER: client.seconds_since_seen()},
                 consortium.spec.rounds,
                 lambda: {service.name: service.answers},
+                describe,
             )
 
             def note_round(done: int, epsilon: Mapping[Any, float | None]) -> None:
@@ -178,7 +183,12 @@ def silo(
 
             service.on_round = note_round
             # Until the next answer, nobody shall read that nothing was spent.
-            file.try_write(digest=consortium.digest, **_read_spent(folder / STATUS, consortium.digest))
+            limits = dict(service.lifetime.limits)
+            file.try_write(
+                digest=consortium.digest,
+                epsilon_limit=limits,
+                **_read_spent(folder / STATUS, consortium.digest),
+            )
             with file.record_end(), file.keep_fresh():
                 client.run(threading.Event())
 

@@ -101,6 +101,7 @@ class HttpsClient:
         on_problem: Called with a sentence when the silo cannot reach its server, and with None when it is connected.
         proxy: The proxy of the silo's network; None: connect directly.
         prepare: Called before each try to connect; an error that it raises is what keeps the silo from its server.
+        is_over: Whether the server said at last that the run is over.
     """
 
     url: str
@@ -120,6 +121,7 @@ class HttpsClient:
         self._token = ""
         self._seen: float | None = None
         self._wait = _protocol.POLL_SECONDS
+        self.is_over = False
         if not self.url.startswith("https://"):
             raise SilodpError(
                 f"url = {shorten(self.url)}: give an address that begins with https://.",
@@ -150,9 +152,10 @@ class HttpsClient:
                         self.on_problem(None)
                     self._seen = time.monotonic()
                     self._serve_one()
+                    self.is_over = False
                     pause = 0.1
                 except _RunIsOverError:
-                    self._token = ""
+                    self._token, self.is_over = "", True
                     _log.info("the run is over; %s", "waiting for another one" if self.keep else "ending")
                     if not self.keep:
                         return

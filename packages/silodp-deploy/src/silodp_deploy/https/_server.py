@@ -37,8 +37,9 @@ from silodp_deploy.certificates import AUTHORITY_NAME
 from silodp_deploy.courier import Reply
 from silodp_deploy.https import _protocol
 from silodp_deploy.https._connections import BoundedListener, find_max_connections, listen_at
-from silodp_deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
+from silodp_deploy.https._monitor import PAGE_HEADERS, render_page
 from silodp_deploy.mailbox import REMINDER_SECONDS, Exchange, Mailbox
+from silodp_deploy.monitoring import State, format_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class HttpsServer(Mailbox):
             that knows of fewer has been set back to an old copy, and is refused.
         monitor: Host and port of a status page, /health and /metrics without TLS, for the machine of the server; None:
             /health and /metrics are shown to parties with a certificate alone.
-        describe: Returns what is known of the run, as fields of `_monitor.State`.
+        describe: Returns what is known of the run, as fields of `monitoring.State`.
 
     Attributes:
         on_change: Called when a silo connects.

@@ -23,7 +23,8 @@ from packaging.version import Version
 from silodp.cli.main import app
 
 ROOT = Path(__file__).parents[5]
-UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))
+SYSTEMD = ROOT / "packaging" / "systemd"
+UNITS = sorted(SYSTEMD.glob("*[!@].service"))
 CONTAINER = ROOT / "packaging" / "Containerfile"
 COMPOSE = ROOT / "packaging" / "compose.yaml"
 
@@ -38,12 +39,12 @@ def read_unit(path: Path) -> dict[str, dict[str, str]]:
 
 def parse_command(arguments: list[str]) -> dict[str, object]:
     """What the real command line reads from arguments; nothing is executed."""
-    name, *rest = arguments
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    command = group.get_command(click.Context(group), name)
-    assert command is not None, name
-    return command.make_context(name, rest).params
+    command, rest = typer.main.get_command(app), arguments
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), rest[0])
+        assert found is not None, rest[0]
+        command, rest = found, rest[1:]
+    return command.make_context(command.name, rest).params
 
 
 def read_container() -> list[tuple[str, str]]:
@@ -86,6 +87,25 @@ def test_systemd_accepts_a_unit_and_finds_little_exposed(path: Path, tmp_path: P
     security = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(unit)]
     found = subprocess.run(security, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout  # exposure of at most 2.0 of 10
+
+
+def test_the_unit_that_looks_for_problems_runs_a_command_that_exists_and_tells_somebody() -> None:
+    unit = read_unit(SYSTEMD / "silodp-check@.service")
+    arguments = shlex.split(unit["Service"]["ExecStart"].replace("%i", "silo"))[1:]
+    params = parse_command(arguments)
+    assert (str(params["folder"]), params["is_check"]) == ("/var/lib/silodp/silo", True)
+    alert = unit["Unit"]["OnFailure"].replace("%i.service", ".service")
+    page = (ROOT / "docs" / "deployment_admin.md").read_text()
+    assert alert in page  # the administrator writes it
+    assert (SYSTEMD / "silodp-check@.timer").exists()
+    if shutil.which("systemd-analyze") is not None:
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", *map(str, sorted(SYSTEMD.glob("silodp-check@*")))],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Unknown" not in checked.stderr, checked.stderr
 
 
 def test_both_roles_have_a_unit() -> None:
