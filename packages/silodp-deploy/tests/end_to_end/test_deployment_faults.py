@@ -15,39 +15,18 @@ from random import Random
 
 import pytest
 
-from silodp.accounting.ledger import reopen_ledger
-from silodp_deploy import PROTOCOL
 from silodp_deploy.certificates import VALID_DAYS, read_certificates
 from silodp_deploy.consortium import Consortium
 from silodp_deploy.policy import Policy
 from silodp_deploy.setup import find_free_port
 from support.consortium import COMMAND, Processes, start_consortium
-from support.deployed import LONG, assert_same_run, simulate, wait_for, wait_for_round
-from support.proxy import Proxy, make_other_version, open_relay
+from support.deployed import LONG, check_the_end, count_charges, simulate, wait_for, wait_for_round
+from support.proxy import Proxy, open_relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-ROUNDS = 12
 SOME = LONG + "\n[aggregation]\nmin_silos = 3"
 """Sums of three of the four silos will do, so that a silo may have missed rounds."""
-
-
-def count_charges(processes: Processes, silo: str) -> int:
-    """Number of releases in the ledgers of a silo that was stopped."""
-    found = 0
-    for path in (processes.home(silo) / "ledgers").iterdir():
-        with reopen_ledger(path) as ledger:
-            found += len(ledger.history)
-    return found
-
-
-def check_the_end(processes: Processes, simulated: Path, most: int = 1) -> None:
-    """Wait for the end, and check model, ε and that silos were charged for all rounds, and for few more."""
-    assert processes.wait_for_server(200) == 0, processes.log("server")
-    assert_same_run(processes, simulated)
-    for silo in processes.names:
-        processes.kill(silo)
-        assert ROUNDS <= count_charges(processes, silo) <= ROUNDS + most
 
 
 def start_with(processes: Processes, silo: str, port: int) -> None:
@@ -230,34 +209,6 @@ def test_two_servers_with_one_identity_and_a_server_that_was_restored(tmp_path: 
         processes.kill("silo-1")
         processes.start("silo-1")
         check_the_end(processes, simulated)
-
-
-def test_parties_upgrade_in_turn_to_a_version_with_the_same_protocol(tmp_path: Path) -> None:
-    """Every party is stopped and started once, with a build of another version, while the run is in progress."""
-    simulated = simulate(tmp_path, LONG)
-    with start_consortium(tmp_path, LONG) as processes:
-        processes.start_all()
-        later = make_other_version(tmp_path / "later", "9.9.9")
-        for done, name in enumerate((processes.names[0], "server", *processes.names[1:]), start=2):
-            wait_for_round(processes, done)
-            processes.kill(name)
-            processes.start(name, PYTHONPATH=later)
-        check_the_end(processes, simulated)
-        assert "9.9.9" in (processes.run / "report.html").read_text()
-
-
-def test_a_silo_with_another_protocol_is_not_connected(tmp_path: Path) -> None:
-    with start_consortium(tmp_path, LONG) as processes:
-        processes.start("server")
-        for silo in processes.names[1:]:
-            processes.start(silo)
-        processes.start("silo-1", PYTHONPATH=make_other_version(tmp_path / "other", "9.9.9", PROTOCOL + 1))
-        wait_for(processes, lambda: "[deploy.version]" in processes.log("silo-1"))
-        wait_for(processes, lambda: "[deploy.version]" in processes.log("server"))
-        assert not (processes.home("silo-1") / "audit.jsonl").exists()
-        processes.kill("silo-1")
-        processes.start("silo-1")
-        assert processes.wait_for_server(200) == 0, processes.log("server")
 
 
 # --- certificates ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from silodp.accounting.ledger import reopen_ledger
 from silodp.config.resolve import load_config
 from silodp.methods.base import supports
 from silodp.runtime.train import train
@@ -96,7 +97,8 @@ count_cap = 40
 attempts = 20"""
 )
 SELECT = config(AVG, head='aggregator = "select"\n', more='weighting = "primary_silo"')
-LONG = MASKED.replace("rounds = 3", "rounds = 12")
+ROUNDS = 12
+LONG = MASKED.replace("rounds = 3", f"rounds = {ROUNDS}")
 RUNS = {
     "plain": PLAIN,
     "masked": MASKED,
@@ -149,3 +151,21 @@ def wait_for_round(processes: Processes, round_: int) -> None:
     """Wait until the server has done a number of rounds."""
     path = processes.run / "metrics.jsonl"
     wait_for(processes, lambda: path.exists() and len(path.read_text().splitlines()) > round_)
+
+
+def count_charges(processes: Processes, silo: str) -> int:
+    """Number of releases in the ledgers of a silo that was stopped."""
+    found = 0
+    for path in (processes.home(silo) / "ledgers").iterdir():
+        with reopen_ledger(path) as ledger:
+            found += len(ledger.history)
+    return found
+
+
+def check_the_end(processes: Processes, simulated: Path, most: int = 1) -> None:
+    """Wait for the end, and check model, ε and that silos were charged for all rounds, and for few more."""
+    assert processes.wait_for_server(200) == 0, processes.log("server")
+    assert_same_run(processes, simulated)
+    for silo in processes.names:
+        processes.kill(silo)
+        assert ROUNDS <= count_charges(processes, silo) <= ROUNDS + most

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.server
 import math
-import os
 import secrets
 import socket
 import ssl
@@ -15,12 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import httpx
 
-from silodp_deploy import PROTOCOL
 from silodp_deploy.certificates import load_context
 from silodp_deploy.consortium import Consortium
 from support.consortium import Processes
@@ -254,12 +251,3 @@ def open_relay(processes: Processes, silo: str, random: Random) -> Iterator[tupl
             threading.Thread(target=listening.serve_forever, daemon=True).start()
             yield relay, int(listening.server_address[1])
             listening.shutdown()
-
-
-def make_other_version(folder: Path, version: str, protocol: int = PROTOCOL) -> str:
-    """Write what makes a process believe that it has another version of silodp; return its PYTHONPATH."""
-    info = folder / f"silodp-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: silodp\nVersion: {version}\n")
-    (folder / "sitecustomize.py").write_text(f"import silodp_deploy\n\nsilodp_deploy.PROTOCOL = {protocol}\n")
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
