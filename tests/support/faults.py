@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from silodp.aggregators import attempts, plain
 from silodp.crypto.sampling import PersonCoins
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -146,6 +147,11 @@ WEIGHT_ONE: Change = (
 NO_SECOND_LOOK: Change = (ClippedRows, "find_within_clip", lambda find: lambda self: self.factors != 0)
 """`sum_rows` drops rows that are longer than the clip, whoever computed their factors."""
 
+NO_LIMIT: tuple[Change, ...] = tuple(
+    (module, "check_sum", lambda check: lambda *sum_of_silos: None) for module in (attempts, plain)
+)
+"""The server refuses sums that are longer than clipped rows can be."""
+
 
 def skip_clip(clip):
     def wrong(owners, rows, radius, **settings):
@@ -249,7 +255,7 @@ FAULTS = {
     "weight 1 in every silo": Fault("uniform", (WEIGHT_ONE,)),
     "weights add to 1.5": Fault("uniform", (weigh_with(1.5),)),
     "a silo without noise": Fault("uniform", (change_stream(UldpAvg, silence_first_silo),)),
-    "no clipping": Fault("uniform", ((uldp, "clip_rows", skip_clip), NO_SECOND_LOOK)),
+    "no clipping": Fault("uniform", ((uldp, "clip_rows", skip_clip), NO_SECOND_LOOK, *NO_LIMIT)),
     "clip of the largest coordinate": Fault(
         "uniform", ((uldp, "clip_rows", clip_largest_coordinate), NO_SECOND_LOOK)
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -104,6 +105,12 @@ class UldpNaive(base.Method):
         share = self.share_multiplier(population.silos)
         # The sensitivity is twice the clip: two points of a ball of radius C are up to 2C apart.
         return Bounds(self.clip, 2 * self.clip, share, population.silos * self.clip)
+
+    def longest_sums(
+        self, population: FederationSize, record_counts: Sequence[int] | None
+    ) -> tuple[float, float]:
+        """Return the norms of one row, and of one in every silo."""
+        return self.clip, population.silos * self.clip
 
     def share_multiplier(self, silos: int) -> float:
         """Return one silo's noise in units of the 2C its update can move by.

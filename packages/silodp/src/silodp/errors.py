@@ -252,6 +252,7 @@ CODES: dict[str, str] = {
     "run.disk_full": "the disk, or the quota on it, is full",
     "run.exists": "the output directory holds files already, or the output file exists",
     "run.in_use": "another process is running in the output directory",
+    "run.long_sum": "a silo's share, or the sum of all, is longer than honest silos send, or not finite",
     "run.metrics_damaged": "metrics.jsonl does not hold one row for each round",
     "run.no_answer": "a silo that must answer did not answer",
     "run.nothing_to_resume": "there is no checkpoint to resume from",

@@ -8,7 +8,7 @@ and sends nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from silodp._lazy import torch
@@ -144,6 +144,12 @@ class EvaluationSums(SeriesMethod):
             bounds = UldpAvg(self.noise_multiplier, clip).bounds(population)
         # Room for persons with held-out records only, who are not on the public list of users.
         return replace(give_room(bounds, population), silos_sharing_weight=self.spread(population))
+
+    def longest_sums(
+        self, population: FederationSize, record_counts: Sequence[int] | None
+    ) -> tuple[float, float]:
+        """Return infinity: how many persons or records are held out is not public."""
+        return math.inf, math.inf
 
     def dp_event(self, view: View) -> Event:
         """Return the event of one evaluation: all units are in, so nothing is amplified."""

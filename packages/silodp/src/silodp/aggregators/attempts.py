@@ -20,6 +20,7 @@ import numpy as np
 
 from silodp.accounting.guarantee import SERVER_FOLLOWS
 from silodp.aggregators import _key_agreement, base
+from silodp.aggregators.limits import check_sum
 from silodp.aggregators.run_spec import RunSpec
 from silodp.assumption import SILO_OPERATORS, Assumption
 from silodp.crypto.keys import Session
@@ -281,11 +282,19 @@ class MaskedServer(ABC):
     def total(
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
     ) -> Tensor | None:
-        """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
+        """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent.
+
+        Raises:
+            SilodpError: the sum is longer than honest silos send (code run.long_sum).
+        """
         import torch
 
         result = ServerAttempts(self.spec, context).collect(round_, self.request(context, round_, arrays))
-        return None if result is None else torch.from_numpy(self.combine(context, result))
+        if result is None:
+            return None
+        value = self.combine(context, result)
+        check_sum(self.spec, value, round_, len(result.attempt.roster))
+        return torch.from_numpy(value)
 
     def request(
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]

@@ -11,6 +11,7 @@ import numpy as np
 
 from silodp._lazy import LazyModule
 from silodp.aggregators import base
+from silodp.aggregators.limits import check_sum
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, add_noise
 
@@ -79,7 +80,7 @@ class PlainServer:
     def total(
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
     ) -> Tensor | None:
-        """Charge the round, ask every silo, and combine the shares."""
+        """Charge the round, ask every silo, refuse shares that no honest silo sends, and combine the others."""
         import torch
 
         from silodp.wire.messages import Message
@@ -92,9 +93,10 @@ class PlainServer:
         request = Message("update", self.spec.run, round_, fields=fields, arrays=dict(arrays))
         answers = context.ask_all(dict.fromkeys(self.spec.names, request))
         # In the order of the names: float addition depends on it.
-        return self.combine(
-            torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])
-        )
+        shares = {name: answers[name].arrays["share"] for name in sorted(answers)}
+        for name, share in shares.items():
+            check_sum(self.spec, share, round_, 1, name)
+        return self.combine(torch.stack([torch.from_numpy(share) for share in shares.values()]))
 
     def combine(self, shares: Tensor) -> Tensor:
         """Return the sum (d,) of the silos' noisy shares (S, d) float64."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -220,6 +220,22 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
             else bounds.sensitivity * bounds.noise_multiplier * math.sqrt(population.silos)
         )
         return Move(self.server_learning_rate, self.server_scale(population), noise, round_, rounds)
+
+    def longest_sums(
+        self, population: roles.FederationSize, record_counts: Sequence[int] | None
+    ) -> tuple[float, float] | None:
+        """Return the 2-norms that honest silos' rows, added up, cannot exceed: the server refuses longer sums.
+
+        Args:
+            population: The public numbers of silos and users.
+            record_counts: (S,) training records of each silo; None where they are private.
+
+        Returns:
+            Those of one silo and of all silos, by default as `bounds` says; infinity where the number of rows is not
+            public. None where silos add the noise themselves.
+        """
+        bounds = self.bounds(population)
+        return None if bounds is None else (bounds.total / bounds.silos_sharing_weight, bounds.total)
 
     # --- What a run must fulfil, and what its guarantee says ---
 

@@ -8,7 +8,7 @@ is what has to be paid for: `trajectory` says with which noise it moves.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -260,6 +260,16 @@ class Ddp(Method):
         # The largest sum sizes the ring of secure aggregation: all clients' batches full, all gradients of norm C_i.
         total = batch * sum(client.steps * client.reach for client in clients)
         return clipping.Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
+
+    def longest_sums(
+        self, population: FederationSize, record_counts: Sequence[int] | None
+    ) -> tuple[float, float]:
+        """Return the norms of every record in the batch of every step; `most_batch` is an assumption, and no bound."""
+        if record_counts is None:
+            return math.inf, math.inf
+        clients = self.clients_of(population.silos)
+        most = [n * client.steps * client.reach for n, client in zip(record_counts, clients, strict=True)]
+        return max(most), sum(most)
 
     def server_scale(self, population: FederationSize) -> float:
         """Return γ_ref/(K·N), with the largest of the clients' learning rates."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -460,6 +461,22 @@ class UldpAvg(base.Method):
         # Uniform weights put 1/S of a person's clip into every silo; others may put all of it into one.
         sharing, total = population.silos if self.weighting == "uniform" else 1, population.users * self.clip
         return Bounds(self.clip, self.clip, share, total, silos_sharing_weight=sharing)
+
+    def longest_sums(
+        self, population: roles.FederationSize, record_counts: Sequence[int] | None
+    ) -> tuple[float, float]:
+        """Return the norms where all persons' rows have the length of the clip and one direction.
+
+        Of a Poisson sample of rate q these are n = qU + √(2qUx) + x/3 persons: more are sampled with probability below
+        e^(-x) = 10⁻¹⁹ (Bernstein's inequality). Whoever adds more than one row per person overrides this.
+        """
+        persons, bounds = float(population.users), self.bounds(population)
+        # Of another rule coins of several persons may depend on one another.
+        if isinstance(self.participation_rule, Poisson) and self.common_sampling_rate is not None:
+            expected, x = self.common_sampling_rate * persons, math.log(1e19)
+            persons = min(persons, expected + math.sqrt(2 * expected * x) + x / 3)
+        total = persons * bounds.clip
+        return total / bounds.silos_sharing_weight, total
 
     def share_multiplier(self, noise_sized_for: int) -> float:
         """Return one silo's noise in units of C, such that m shares add to σ."""
