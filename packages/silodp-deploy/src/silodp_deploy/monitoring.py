@@ -13,6 +13,7 @@ from typing import Any
 
 from silodp.wire.transport import Traffic
 from silodp_deploy.certificates import RENEWAL
+from silodp_deploy.status import describe_seen, format_share
 
 URGENT_DAYS = 7
 """A certificate that ends sooner is a problem; logs warn of it for a month before."""
@@ -47,6 +48,8 @@ class State:
         seconds_left: Estimated seconds until the end of the run; None where no estimate is known.
         seconds_since_round: Seconds since a round was done, or since the process started; None: not known.
         certificate_days: Days until each certificate ends, by party and for the authority.
+        transfers: While an answer is on its way: by the other party, its bytes that have passed, and its length (0: not
+            known).
         error: The last problem: at a server the error with which an earlier process stopped; None after the first
             round that is done, or where there was none.
         stopped: Why the run is over; None while it is not.
@@ -67,6 +70,7 @@ class State:
     seconds_left: float | None = None
     seconds_since_round: float | None = None
     certificate_days: Mapping[str, float] = field(default_factory=dict)
+    transfers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     error: str | None = None
     stopped: str | None = None
     is_running: bool = True
@@ -90,10 +94,19 @@ def read_state(found: Mapping[str, Any], since: float) -> State:
         epsilon_limit=found.get("epsilon_limit", {}),
         seconds_since_round=None if passed is None else passed + since,
         certificate_days=found.get("certificate_days", {}),
+        transfers={name: (one["done"], one["size"]) for name, one in found.get("transfers", {}).items()},
         error=found["error"],
         stopped=found.get("stopped"),
         is_running=since < _MAX_STATUS_SECONDS and found.get("running", True),
     )
+
+
+def describe_party(state: State, name: str) -> str:
+    """Return in words when a party was heard of, and how much of an answer that is on its way has passed."""
+    told = describe_seen(state.seconds_since_seen[name])
+    if name in state.transfers:
+        told += f", {format_share(*state.transfers[name])} of an answer have passed"
+    return told
 
 
 def find_problems(state: State, stuck_seconds: float = STUCK_SECONDS) -> dict[str, str]:
@@ -157,6 +170,10 @@ def format_metrics(state: State, folder: str | None = None) -> str:
         ("answers_total", "counter", "Answers that have left a silo, at least.", "silo", state.answers),
         ("seconds_since_seen", "gauge", "Seconds since a party was heard of; NaN before its first call.", "party",
          state.seconds_since_seen),
+        ("transfer_bytes", "gauge", "Bytes of an answer that have passed while it is on its way.", "party",
+         {name: done for name, (done, _) in state.transfers.items()}),
+        ("transfer_size_bytes", "gauge", "Length of an answer that is on its way; 0: not known.", "party",
+         {name: size for name, (_, size) in state.transfers.items()}),
         ("rounds_done", "gauge", "Rounds done.", None, {"": state.round}),
         ("rounds", "gauge", "Rounds of the run.", None, {"": state.rounds}),
         ("seconds_since_round", "gauge", "Seconds since a round was done, or since the start.", None,

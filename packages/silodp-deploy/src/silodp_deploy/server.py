@@ -39,7 +39,7 @@ from silodp_deploy.https import HttpsServer
 from silodp_deploy.policy import check_accepted, find_max_bytes
 from silodp_deploy.silo import load_identity
 from silodp_deploy.sockets import ServerSocket, SocketOptions
-from silodp_deploy.status import STATUS, StatusFile, read_status
+from silodp_deploy.status import STATUS, StatusFile, list_transfers, read_status
 
 RUN, RUNS = "run", "runs"
 """In the server's folder: leads to the newest run; has one folder for each public folder, named by its digest."""
@@ -268,7 +268,11 @@ def serve(
         )
         transport.on_change = status.try_write
         if isinstance(mailbox, HttpsServer):
-            status.describe = lambda: {"certificate_days": expiry.count_days()}
+            transfers = mailbox.transfers
+            status.describe = lambda: {
+                "certificate_days": expiry.count_days(),
+                "transfers": list_transfers(transfers()),
+            }
             status.on_refresh = partial(_renew_certificates, expiry, mailbox, consortium, folder)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         # Then no silo is asked: the run only writes its report again.

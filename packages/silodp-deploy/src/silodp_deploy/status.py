@@ -113,6 +113,13 @@ class StatusFile:
             self.try_write(running=False)
 
 
+class _Transfer(BaseModel, strict=True):
+    """The bytes of an answer that have passed, and its length."""
+
+    done: int
+    size: int
+
+
 class _Status(BaseModel, strict=True):
     """The entries of status.json that are read; strict, so that true is no number."""
 
@@ -128,11 +135,22 @@ class _Status(BaseModel, strict=True):
     seconds_since_round: FiniteFloat | None = None
     seconds_since_seen: dict[str, FiniteFloat | None] = {}
     answers: dict[str, int] = {}
+    transfers: dict[str, _Transfer] = {}
 
 
 def describe_seen(seconds: float | None) -> str:
     """Return when a silo was last seen, in words; None is a silo that was not seen yet."""
     return "not connected yet" if seconds is None else f"last seen {seconds:.0f} s ago"
+
+
+def list_transfers(found: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+    """Return the answers that are on their way as entries of status.json."""
+    return {name: {"done": done, "size": size} for name, (done, size) in found.items()}
+
+
+def format_share(done: int, size: int) -> str:
+    """Return how many of so many bytes are done, as "34 of 120 MB"; without the second where it is not known (0)."""
+    return f"{done / 1e6:.1f} of {size / 1e6:.1f} MB" if size else f"{done / 1e6:.1f} MB"
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -141,7 +159,8 @@ def read_status(path: Path) -> dict[str, Any]:
     Returns:
         "written" (seconds since 1970), "running" (whether the process that wrote it had not ended), "round", "rounds",
         "epsilon" by adversary (None: no guarantee), "error" (None: there was none), "seconds_since_seen" by silo (None:
-        not seen yet) and "answers" by silo, besides others; the answers alone where an operator wrote nothing else. {}
+        not seen yet), "answers" by silo, and "transfers" (by the other party, "done" and "size" of an answer that is on
+        its way, in bytes), besides others; the answers alone where an operator wrote nothing else. {}
         where there is no such file.
 
     Raises:

@@ -339,6 +339,7 @@ WRITTEN = {"written": 1.5, "round": 1, "rounds": 2, "epsilon": {"server": 0.5, "
         "", "{", "[]", "5", "[" * 10_000, "\xff",
         *(json.dumps({**WRITTEN, name: value}) for name in WRITTEN for value in ([], {"a": []}, "x", True, 10**400)
           if (name, value) != ("error", "x")),
+        *(json.dumps({**WRITTEN, "transfers": {"silo-1": value}}) for value in (7, {"done": 1, "size": "x"})),
         *(json.dumps({**WRITTEN, name: {"silo-1": value}})
           for name in ("answers", "epsilon", "epsilon_limit", "certificate_days", "seconds_since_seen")
           for value in ("7", [7], float("inf"), float("nan"))),

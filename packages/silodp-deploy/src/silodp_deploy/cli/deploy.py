@@ -543,8 +543,8 @@ def status(
 ) -> None:
     """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_epsilon
-    from silodp_deploy.monitoring import find_problems, format_metrics, read_state
-    from silodp_deploy.status import STATUS, describe_seen, read_status
+    from silodp_deploy.monitoring import describe_party, find_problems, format_metrics, read_state
+    from silodp_deploy.status import STATUS, read_status
 
     path = folder / STATUS
     require(
@@ -565,7 +565,7 @@ def status(
     problems = find_problems(state, stuck_after)
     spent = [f"{name} {format_epsilon(e)}" for name, e in found["epsilon"].items()]
     lines = [f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}"]
-    lines += [f"  {name}: {describe_seen(seen)}" for name, seen in state.seconds_since_seen.items()]
+    lines += [f"  {name}: {describe_party(state, name)}" for name in state.seconds_since_seen]
     if state.stopped is not None:
         lines.append(f"the run is over, stopped by the {state.stopped}")
     if is_metrics:

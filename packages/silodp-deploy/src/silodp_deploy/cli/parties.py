@@ -131,7 +131,7 @@ def silo(
         from silodp_deploy.https import HttpsClient, find_proxy
         from silodp_deploy.silo import open_silo  # torch, after what is refused without it
         from silodp_deploy.sockets import SiloSocket
-        from silodp_deploy.status import STATUS, StatusFile
+        from silodp_deploy.status import STATUS, StatusFile, list_transfers
 
         address = url or consortium.sealed.url
         proxy = (
@@ -154,7 +154,9 @@ def silo(
 
             def describe() -> dict[str, Any]:
                 stopped = "server" if client.is_over else None
-                return {"certificate_days": expiry.count_days(), "stopped": stopped}
+                sending = {} if client.sending is None else {SERVER: client.sending}
+                days, transfers = expiry.count_days(), list_transfers(sending)
+                return {"certificate_days": days, "stopped": stopped, "transfers": transfers}
 
             client = HttpsClient(
                 address,

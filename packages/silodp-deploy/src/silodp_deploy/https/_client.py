@@ -9,7 +9,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -24,11 +24,14 @@ from silodp_deploy.https import _protocol
 from silodp_deploy.https._outgoing import CONNECT_SECONDS, explain_failure, make_client
 from silodp_deploy.https._proxy import Proxy
 from silodp_deploy.mailbox import answer_request
+from silodp_deploy.status import format_share
 
 _log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 60.0
 """Silence after which a call fails: a server that has taken a long answer over a slow line replies late."""
+_PROGRESS_SECONDS = 10.0
+"""While a long answer is sent, a line of the log says so often how much of it has left."""
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 _EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -102,6 +105,7 @@ class HttpsClient:
         proxy: The proxy of the silo's network; None: connect directly.
         prepare: Called before each try to connect; an error that it raises is what keeps the silo from its server.
         is_over: Whether the server said at last that the run is over.
+        sending: Bytes of the answer that is being sent that have left, and its length; None: none is.
     """
 
     url: str
@@ -122,6 +126,7 @@ class HttpsClient:
         self._seen: float | None = None
         self._wait = _protocol.POLL_SECONDS
         self.is_over = False
+        self.sending: tuple[int, int] | None = None
         if not self.url.startswith("https://"):
             raise SilodpError(
                 f"url = {shorten(self.url)}: give an address that begins with https://.",
@@ -248,8 +253,25 @@ class HttpsClient:
             headers[_protocol.REFUSED] = reply.refused
         headers["Content-Length"] = str(len(reply.body))
         # An iterator and a stated length: httpx sends piece by piece, and the server can refuse what is too long.
-        content = _protocol.cut_data(reply.body)
-        with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
-            # Where the time for the answer was over, the server will ask again, or go on without.
-            if sent.status_code != _protocol.OVER:
-                _read_short_reply(sent)
+        content = self._cut_answer(reply.body)
+        try:
+            with self._client.stream(
+                "POST", f"/v1/answer/{exchange}", headers=headers, content=content
+            ) as sent:
+                # Where the time for the answer was over, the server will ask again, or go on without.
+                if sent.status_code != _protocol.OVER:
+                    _read_short_reply(sent)
+        finally:
+            self.sending = None
+
+    def _cut_answer(self, body: bytes) -> Iterator[bytes]:
+        """Return the pieces of an answer; note, and tell in the log, how much of it has left."""
+        done, told = 0, time.monotonic()
+        for piece in _protocol.cut_data(body):
+            # The piece before has left when the next one is asked for: the server, or its line, takes what is sent.
+            self.sending, self._seen = (done, len(body)), time.monotonic()
+            if self._seen >= told + _PROGRESS_SECONDS:
+                told = self._seen
+                _log.info("sending an answer: %s", format_share(done, len(body)))
+            yield piece
+            done += len(piece)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import silodp
 from silodp.accounting.guarantee import format_epsilon
 from silodp_deploy.certificates import RENEWAL
-from silodp_deploy.monitoring import State
-from silodp_deploy.status import describe_seen
+from silodp_deploy.monitoring import State, describe_party
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,7 +36,7 @@ def render_page(state: State) -> str:
         {
             "name": name,
             "is_late": name in state.waited_for and (seen is None or seen > _LATE_SECONDS),
-            "state": _describe_silo(seen, name in state.waited_for),
+            "state": describe_party(state, name) + _tell_wait(seen, name in state.waited_for),
             "answers": state.answers.get(name, 0),
             "days": state.certificate_days.get(name),
         }
@@ -72,10 +71,9 @@ def _describe_run(state: State) -> str:
     return f"Round {min(state.round + 1, state.rounds)} of {state.rounds} is in progress"
 
 
-def _describe_silo(seen: float | None, is_awaited: bool) -> str:
-    """Return what is known of a silo, in words."""
-    is_told = is_awaited and seen is not None
-    return describe_seen(seen) + (", its answer is awaited" if is_told else "")
+def _tell_wait(seen: float | None, is_awaited: bool) -> str:
+    """Return whether the answer of a silo that has connected is awaited, as a clause."""
+    return ", its answer is awaited" if is_awaited and seen is not None else ""
 
 
 @cache

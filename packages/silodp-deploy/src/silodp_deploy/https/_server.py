@@ -61,6 +61,7 @@ class _SiloConnection:
         token: The token that the silo shows in its calls; "" before it has connected.
         knows_the_end: Whether the silo was answered that the run is over.
         reading: The task that reads the body of an answer, one at a time; None while none is read.
+        read: Bytes of that body that have arrived, and its length as it was stated; 0: not stated.
         arrived: An event that is set when there is a request for the silo, or the run is over.
     """
 
@@ -68,6 +69,7 @@ class _SiloConnection:
     token: str = ""
     knows_the_end: bool = False
     reading: asyncio.Task[bytes] | None = None
+    read: tuple[int, int] = (0, 0)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -210,6 +212,10 @@ class HttpsServer(Mailbox):
     def _list_ended(self) -> list[str]:
         """Return the parties whose certificates have ended."""
         return [name for name, days in self._describe().get("certificate_days", {}).items() if days <= 0]
+
+    def transfers(self) -> dict[str, tuple[int, int]]:
+        """Return by silo how many bytes of an answer have arrived, and its length, while it arrives."""
+        return {name: one.read for name, one in self._connections.items() if one.reading is not None}
 
     def reload(self, load: Callable[[ssl.SSLContext], object]) -> None:
         """Have a function change the TLS settings; connections that are made afterwards use them."""
@@ -355,7 +361,14 @@ class HttpsServer(Mailbox):
         if exchange is None or exchange.id != asked or connection.reading is not None:
             return over
         # A task of its own, so that `_connect` can cancel it when the silo comes back on another connection.
-        reading = connection.reading = asyncio.create_task(_read_body(request, self._max_bytes))
+        size = min(int(request.headers.get("Content-Length", 0)), self._max_bytes)
+        connection.read = 0, size
+
+        def note(done: int) -> None:
+            connection.read = done, size
+            self._seen[connection.name] = time.monotonic()  # nobody waits for this: no thread is woken
+
+        reading = connection.reading = asyncio.create_task(_read_body(request, self._max_bytes, note))
         try:
             body = await reading
         except asyncio.CancelledError:
@@ -398,7 +411,8 @@ class HttpsServer(Mailbox):
     def _find_state(self) -> State:
         waited = tuple(one.silo for one in self.find_pending())
         answers = {name: self._answers[name] for name in self._silos}
-        return State(self.seconds_since_seen(), answers, waited, self.traffic, **self._describe())
+        since, transfers = self.seconds_since_seen(), self.transfers()
+        return State(since, answers, waited, self.traffic, transfers=transfers, **self._describe())
 
 
 def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
@@ -435,13 +449,16 @@ def _find_host(request: Request) -> str:
     return "an unknown address" if request.client is None else request.client.host
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(
+    request: Request, max_bytes: int, note: Callable[[int], object] = lambda done: None
+) -> bytes:
     body = io.BytesIO()  # hands out what was written without a copy
     # The bound is compared while the body arrives: a stated length may be missing or wrong.
     async for part in request.stream():
         if body.tell() + len(part) > max_bytes:
             raise HTTPException(413, "message.too_large")
         body.write(part)
+        note(body.tell())
     return body.getvalue()
 
 

@@ -25,8 +25,10 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp_deploy import certificates
-from silodp_deploy.https import HttpsClient, HttpsServer, _protocol
+from silodp_deploy.https import HttpsClient, HttpsServer, _client, _protocol
+from silodp_deploy.https._monitor import render_page
 from silodp_deploy.https._server import _find_wait as find_wait
+from silodp_deploy.monitoring import State, describe_party, format_metrics
 from silodp_deploy.setup import find_free_port
 from support.echo import Echo
 from support.https import DIGEST, SILOS, Parties, serving, sign_challenge, wait_until
@@ -184,6 +186,57 @@ def test_a_connection_that_was_idle_while_the_silo_computed_is_not_used_again(pa
         with serving(parties, firewall.port, "north", Echo(compute)):
             assert server.ask({"north": b"12"}, timeout=10)[0] == {"north": b"12"}
         firewall.close()
+
+
+@pytest.mark.timeout(90)
+def test_both_ends_see_how_much_of_a_long_answer_has_passed(
+    parties: Parties, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a line that is slow, and then stands still: else nobody could tell it from a silo that computes."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(_client, "_PROGRESS_SECONDS", 0.2)
+    size = 24_000_000
+    with parties.server(max_bytes=size, answer_timeout=60) as server:
+        line = Proxy(server.port)
+        client = HttpsClient(
+            f"https://127.0.0.1:{line.port}",
+            parties.tls("north"),
+            SILOS["north"],
+            DIGEST,
+            Echo(lambda data: bytes(size)),
+            10**6,
+        )
+        running = threading.Thread(target=client.run, args=(threading.Event(),), daemon=True)
+        running.start()
+        assert (client.sending, server.transfers()) == (None, {})
+        line.delay(0.001)
+        asked = threading.Thread(target=server.ask, args=({"north": b"12"},), daemon=True)
+        asked.start()
+        wait_until(lambda: server.transfers().get("north", (0, 0))[0] > 1_000_000)
+        line.hold()
+        time.sleep(1)
+        arrived, length = server.transfers()["north"]
+        left = client.sending
+        assert length == size
+        assert left is not None
+        assert left[1] == size
+        assert arrived <= left[0] + (1 << 18) < size  # the system holds some of what has left
+        time.sleep(0.5)
+        assert (server.transfers()["north"], client.sending) == ((arrived, size), left)
+        state = State(server.seconds_since_seen(), {}, traffic=server.traffic, transfers=server.transfers())
+        assert re.search(r"[1-9]\d?\.\d of 24\.0 MB of an answer have passed", describe_party(state, "north"))
+        assert f'silodp_transfer_bytes{{party="north"}} {arrived}\n' in format_metrics(state)
+        assert "of 24.0 MB" in render_page(state)
+        line.delay(0)
+        line.restore()
+        asked.join(60)
+        wait_until(lambda: client.sending is None)
+        assert server.transfers() == {}
+        assert server.seconds_since_seen()["north"] is not None
+        assert "sending an answer" in caplog.text
+        server.end_run(0.5)
+        running.join(10)
+        line.close()
 
 
 @pytest.mark.parametrize("keep", [False, True])

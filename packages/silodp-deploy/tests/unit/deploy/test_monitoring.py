@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from silodp.wire.transport import Traffic
-from silodp_deploy.monitoring import State, find_problems, format_metrics, read_state
-from silodp_deploy.status import StatusFile, read_status
+from silodp_deploy.monitoring import State, describe_party, find_problems, format_metrics, read_state
+from silodp_deploy.status import StatusFile, list_transfers, read_status
 
 ROOT = Path(__file__).parents[5]
 RULES = ROOT / "packaging" / "prometheus" / "silodp.rules.yml"
@@ -174,7 +174,7 @@ def test_what_a_process_writes_is_what_its_metrics_say(tmp_path: Path) -> None:
         lambda: {"north": 2.0},
         7,
         lambda: {"north": 5},
-        lambda: {"certificate_days": days},
+        lambda: {"certificate_days": days, "transfers": list_transfers({"north": (34_000_000, 120_000_000)})},
     )
     file.write(round=3, epsilon={"released": 1.5}, epsilon_limit={"released": 2.5})
     time.sleep(0.3)
@@ -184,6 +184,7 @@ def test_what_a_process_writes_is_what_its_metrics_say(tmp_path: Path) -> None:
     state = read_state(found, 10.0)
     assert state.seconds_since_seen == {"north": 12.0}
     assert state.seconds_since_round == found["seconds_since_round"] + 10
+    assert describe_party(state, "north") == "last seen 12 s ago, 34.0 of 120.0 MB of an answer have passed"
     assert find_problems(state).keys() == {"SilodpError"}
     assert find_problems(state, 10.0).keys() == {"SilodpError", "SilodpStuck"}
     metrics = read_samples(format_metrics(state, "silo"))
