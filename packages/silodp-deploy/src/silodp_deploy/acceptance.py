@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from silodp.wire.files import PRIVATE_FILE, write_durably
 from silodp_deploy import LOCK, POLICY
 from silodp_deploy.consortium import Consortium
 from silodp_deploy.history import list_charged
-from silodp_deploy.lifetime import compute_lifetime_cost, read_ledgers
+from silodp_deploy.lifetime import compute_lifetime_cost, find_shortfall, read_ledgers
 from silodp_deploy.policy import Policy
 from silodp_deploy.public_files import format_digest
+from silodp_deploy.records import load_records
 from silodp_deploy.silo import check_participation, find_name
 
 
@@ -147,6 +149,113 @@ def describe_settings(part: Any) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class Acceptance:
+    """What was written when a silo's operator accepted.
+
+    Attributes:
+        policy: The silo's policy.
+        records: Number of training records in the silo's table.
+        persons: Number of persons whose records they are.
+        shortfall: ε that all runs need after this one, by adversary whose limit it exceeds (`find_shortfall`).
+    """
+
+    policy: Policy
+    records: int
+    persons: int
+    shortfall: dict[Adversary, float]
+
+
+def accept_at_silo(
+    folder: Path,
+    consortium: Consortium,
+    code: str,
+    data: str,
+    lifetime_epsilon: float | None = None,
+    *,
+    index: str | None = None,
+    allow_counts: bool = False,
+    min_persons: int | None = None,
+    replace: bool = False,
+) -> Acceptance:
+    """Accept a public folder at a silo: compare the code, read the table, and write the policy.
+
+    Args:
+        folder: Folder of the silo.
+        consortium: The public folder.
+        code: The code that the coordinator read out, as somebody typed it.
+        data: Path of the silo's table, relative to the current folder or to the silo's.
+        lifetime_epsilon: As in `write_policy`, like the arguments that follow.
+        index: Path of the trust center's file, relative as `data`; None where the run needs none.
+        allow_counts: Whether the run may ask for the number of records of each person in clear.
+        min_persons: The smallest number of persons with which the silo takes part; None: as before, or any.
+        replace: Whether a policy that is there is written anew.
+
+    Raises:
+        SilodpError: The code is another one (code deploy.digest), the table does not fit, or as `write_policy`; then
+            nothing was written.
+    """
+    check_code(code, consortium.code)
+    name = find_name(folder, consortium)
+    table = find_file(folder, "data", data)
+    numbers = "" if index is None else find_file(folder, "index", index)
+    # What is wrong with the table is seen here, and not when the other silos wait.
+    records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
+    policy = write_policy(
+        folder,
+        consortium,
+        table,
+        lifetime_epsilon,
+        index=numbers,
+        allow_counts=allow_counts,
+        min_persons=min_persons,
+        records=records,
+        replace=replace,
+    )
+    short = find_shortfall(folder, consortium.stated_spec, name, policy)
+    return Acceptance(policy, len(records), len(set(records.user.tolist())), short)
+
+
+def check_code(given: str, code: str) -> None:
+    """Refuse a code that is not the one of the public folder.
+
+    Raises:
+        SilodpError: It is another one (code deploy.digest).
+    """
+    # How people group and capitalize what they hear makes no difference.
+    if "".join(filter(str.isalnum, given.lower())) == code.replace(" ", ""):
+        return
+    if re.fullmatch(r"\s*[a-z]{4}(-[a-z]{4}){7}\s*", given.lower()):
+        raise _refuse_code(
+            "this is the agreement code of an identity profile (letters and hyphens): type the code of the "
+            "consortium, eight groups of digits and the letters a to f."
+        )
+    raise _refuse_code(
+        "the code is not that of this public folder, and nothing was accepted: type it again; if it still differs, "
+        "the coordinator has another folder, so get the folder again."
+    )
+
+
+def _refuse_code(problem: str) -> SilodpError:
+    return SilodpError(problem, code="deploy.digest", field="code")
+
+
+def find_file(folder: Path, field: str, name: str) -> str:
+    """Return the absolute path of a file that an operator named, here or in the silo's folder.
+
+    Raises:
+        SilodpError: There is no such file (code data.no_file).
+    """
+    found = next((path for path in (Path(name), folder / name) if path.is_file()), None)
+    if found is None:
+        raise SilodpError(
+            f"there is no file {name}, neither here nor in {folder}: give the path of the silo's {field} file.",
+            code="data.no_file",
+            field=field,
+        )
+    return str(found.resolve())
+
+
 def write_policy(
     folder: Path,
     consortium: Consortium,
@@ -185,6 +294,40 @@ def write_policy(
             folder (code policy.persons), or with `replace` something was charged (code policy.charged), or a process
             serves the folder (code run.in_use).
     """
+    policy = draft_policy(
+        folder,
+        consortium,
+        data,
+        lifetime_epsilon,
+        index=index,
+        allow_counts=allow_counts,
+        allow_seed=allow_seed,
+        min_persons=min_persons,
+        records=records,
+        replace=replace,
+    )
+    # The silo's process has read the policy: it would go on by the one that is replaced.
+    with hold_lock(folder / LOCK, folder) if replace else nullcontext():
+        if replace:
+            _refuse_charged(folder)
+        write_durably(folder / POLICY, policy.to_toml().encode(), PRIVATE_FILE)
+    return policy
+
+
+def draft_policy(
+    folder: Path,
+    consortium: Consortium,
+    data: str,
+    lifetime_epsilon: float | None = None,
+    *,
+    index: str = "",
+    allow_counts: bool = False,
+    allow_seed: bool = False,
+    min_persons: int | None = None,
+    records: SiloData | None = None,
+    replace: bool = False,
+) -> Policy:
+    """Return the policy that `write_policy` would write, with the same arguments and errors; nothing is written."""
     name = find_name(folder, consortium)
     path = folder / POLICY
     if replace:
@@ -243,7 +386,7 @@ def write_policy(
             min_persons=min_persons or 0,
             allow_seed=allow_seed,
         )
-    # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
+    # A policy that refuses its own run would only be noticed when the silo starts.
     if records is not None:
         policy.check_persons(records)
     try:
@@ -257,11 +400,6 @@ def write_policy(
             code=error.code,
             field=error.field,
         ) from None
-    # The silo's process has read the policy: it would go on by the one that is replaced.
-    with hold_lock(folder / LOCK, folder) if replace else nullcontext():
-        if replace:
-            _refuse_charged(folder)
-        write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 
 

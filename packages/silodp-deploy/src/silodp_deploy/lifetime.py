@@ -253,7 +253,13 @@ def read_ledgers(folder: Path, entries: Sequence[Mapping[str, Any]] | None = Non
 
 
 def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
-    """Return the ε that all runs together need where it exceeds a limit of the silo's policy.
+    """Return `find_needed`, with the same arguments and errors, of adversaries whose limit in the policy it exceeds."""
+    needed = find_needed(folder, spec, silo, policy)
+    return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}
+
+
+def find_needed(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
+    """Return the limits that all runs together need, of adversaries with a limit in the silo's policy.
 
     Args:
         folder: Folder of the silo, with the ledgers of earlier runs. Where the run has begun, all T rounds are counted
@@ -263,7 +269,7 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
         policy: Policy of the silo.
 
     Returns:
-        ε after all T rounds by adversary whose limit it exceeds, infinite where there is no guarantee.
+        ε after all T rounds by adversary, infinite where there is no guarantee.
 
     Raises:
         SilodpError: A ledger is missing, damaged or an old copy.
@@ -273,8 +279,7 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     others = {run: ledger for run, ledger in earlier.items() if run != begun}
     needed = compute_lifetime_cost(spec, silo, policy.delta, others, rule, plan, limits)
     # An adversary that is absent has no guarantee, which is beyond every limit.
-    needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
-    return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}
+    return {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
 
 
 def _find_begun(folder: Path, digest: str, runs: Iterable[str]) -> str | None:

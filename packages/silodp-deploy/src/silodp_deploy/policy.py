@@ -6,7 +6,7 @@ Without either, a party executes nothing of a public folder.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -115,17 +115,25 @@ class Policy(BaseModel):
     def check(self, digest: str, spec: RunSpec, columns: Mapping[str, Collection[str]]) -> None:
         """Refuse a run that the operator has not allowed.
 
+        Raises:
+            SilodpError: The first one of `find_refusals`, with the same arguments.
+        """
+        for refusal in self.find_refusals(digest, spec, columns):
+            raise refusal
+
+    def find_refusals(
+        self, digest: str, spec: RunSpec, columns: Mapping[str, Collection[str]]
+    ) -> Iterator[SilodpError]:
+        """Yield why the policy does not allow a run, one error for each field that is at fault (codes policy.*).
+
         Args:
             digest: Digest of the public folder, as `Consortium.digest`.
             spec: Specification of the run.
             columns: What the run reads of this silo's table (`Consortium.list_columns`).
-
-        Raises:
-            SilodpError: The digest was not accepted, or the policy does not allow the run (codes policy.*).
         """
         # First: of a folder that nobody has compared, not even its settings are worth a sentence.
         if digest not in self.accepted:
-            raise SilodpError(
+            yield SilodpError(
                 f"the public folder has the digest {digest[:16]}, which the policy has not accepted: compare it with "
                 "the coordinator by telephone, and run 'silodp deploy accept'.",
                 code="policy.digest",
@@ -142,44 +150,44 @@ class Policy(BaseModel):
             # An empty list allows whatever the accepted folder names, and so leaves nothing over.
             if extra := sorted(set(used) - set(listed or used)):
                 names = ", ".join(f"'{name}'" for name in extra)
-                raise _refuse(
+                yield _refuse(
                     field, f"the run {verb} {names}, which the policy does not list in {field}: add it there"
                 )
         if unknown := sorted(set(columns["queries"]) - set(self.queries)):
-            raise _refuse(
+            yield _refuse(
                 "queries",
                 f"the run reads its table by the query {shorten(unknown[0])}, which the policy does not list in "
                 "queries: read it as 'silodp deploy accept' shows it, and add its text there",
             )
         # An aggregator that weights privately computes on encrypted counts.
         if spec.method.needs_counts and not (spec.aggregator.weights_privately or self.allow_counts):
-            raise _refuse(
+            yield _refuse(
                 "allow_counts",
                 f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
                 "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
                 "--allow-counts)",
             )
         if self.require_isolated_units and not spec.isolate_units:
-            raise _refuse(
+            yield _refuse(
                 "require_isolated_units",
                 "the run does not compute every person alone (isolate_units = true), and the policy requires it, so "
                 "that its ε holds for models that a server chooses for an attack: set require_isolated_units = false "
                 "to trust the server there",
             )
         if spec.min_silos < self.min_silos:
-            raise _refuse(
+            yield _refuse(
                 "min_silos",
                 f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: "
                 "lower min_silos",
             )
         if (longest := find_max_bytes(spec)) > self.max_message_bytes:
-            raise _refuse(
+            yield _refuse(
                 "max_message_bytes",
                 f"messages of the run have up to {longest:,} bytes, and the policy allows "
                 f"{self.max_message_bytes:,}: raise max_message_bytes",
             )
         if not (spec.is_secret or self.allow_seed):
-            raise _refuse(
+            yield _refuse(
                 "allow_seed",
                 "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
                 "(allow_seed = true is for tests with made-up records)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -278,9 +277,8 @@ def accept(
     from silodp.wire.transport import SERVER
     from silodp_deploy import acceptance
     from silodp_deploy.certificates import ExpiryWatch, describe_early_end
-    from silodp_deploy.lifetime import describe_shortfall, find_shortfall
+    from silodp_deploy.lifetime import describe_shortfall
     from silodp_deploy.policy import ACCEPTED, Policy, accept_digest
-    from silodp_deploy.records import load_records
     from silodp_deploy.silo import find_name, load_identity
 
     def warn_of_certificates(party: str, run_days: int) -> list[str]:
@@ -306,9 +304,9 @@ def accept(
         for line in format_agreement(agreed):
             log(line)
     given = _ask_code() if code is None else code
-    _check_code(given, consortium.code)
     result: dict[str, Any] = {"digest": consortium.digest, "policy": None, "agreement": agreed}
     if name is None:
+        acceptance.check_code(given, consortium.code)
         accept_digest(folder, consortium.digest)
         result["early_certificates"] = warn_of_certificates(
             SERVER, Policy.model_fields["max_run_days"].default
@@ -316,27 +314,23 @@ def accept(
         start = format_command("server", public, folder)
         show(result, as_json, [f"Accepted. Wrote {folder / ACCEPTED}. Start the server: {start}"])
         return
-    table = _find_file(folder, "data", str(data))
-    numbers = "" if index is None else _find_file(folder, "index", index)
-    # What is wrong with the table is seen here, and not when the other silos wait.
-    records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
-    policy = acceptance.write_policy(
+    done = acceptance.accept_at_silo(
         folder,
         consortium,
-        table,
+        given,
+        str(data),
         lifetime_epsilon,
-        index=numbers,
+        index=index,
         allow_counts=allow_counts,
         min_persons=min_persons,
-        records=records,
         replace=replace,
     )
-    short = find_shortfall(folder, consortium.stated_spec, name, policy)
+    policy, short = done.policy, done.shortfall
     if short:
         log(f"warning: {describe_shortfall(short, policy.lifetime_epsilon)}")
-    persons = len(set(records.user.tolist()))
     lines = [
-        f"Read {pluralize(len(records), 'training record')} of {pluralize(persons, 'person')} (private to this silo).",
+        f"Read {pluralize(done.records, 'training record')} of {pluralize(done.persons, 'person')} "
+        "(private to this silo).",
         f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: {format_command('silo', public, folder)}",
     ]
     if not policy.filter_bounds:
@@ -363,38 +357,6 @@ def _check_options(is_server: bool, **options: object) -> None:
         code="argument.missing",
         field="data",
     )
-
-
-def _check_code(given: str, code: str) -> None:
-    """Refuse a code that is not the one of the public folder."""
-    # How people group and capitalize what they hear makes no difference.
-    if "".join(filter(str.isalnum, given.lower())) == code.replace(" ", ""):
-        return
-    if re.fullmatch(r"\s*[a-z]{4}(-[a-z]{4}){7}\s*", given.lower()):
-        raise _refuse_code(
-            "this is the agreement code of an identity profile (letters and hyphens): type the code of the "
-            "consortium, eight groups of digits and the letters a to f."
-        )
-    raise _refuse_code(
-        "the code is not that of this public folder, and nothing was accepted: type it again; if it still differs, "
-        "the coordinator has another folder, so get the folder again."
-    )
-
-
-def _refuse_code(problem: str) -> SilodpError:
-    return SilodpError(problem, code="deploy.digest", field="code")
-
-
-def _find_file(folder: Path, field: str, name: str) -> str:
-    """Return the absolute path of a file that an operator named, here or in the silo's folder."""
-    found = next((path for path in (Path(name), folder / name) if path.is_file()), None)
-    if found is None:
-        raise SilodpError(
-            f"there is no file {name}, neither here nor in {folder}: give the path of the silo's {field} file.",
-            code="data.no_file",
-            field=field,
-        )
-    return str(found.resolve())
 
 
 def format_agreement(agreed: dict[str, Any]) -> list[str]:

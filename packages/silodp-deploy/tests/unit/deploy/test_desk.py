@@ -1,0 +1,330 @@
+"""The desk of a silo: who may see it, and that accepting there is accepting by the command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from silodp_deploy.acceptance import accept_at_silo
+from silodp_deploy.consortium import Consortium
+from silodp_deploy.desk._pages import PAGES, Desk
+from silodp_deploy.desk._server import MAX_FORM_BYTES, DeskServer
+from silodp_deploy.policy import Policy
+from support.commands import Silodp, assert_sentence
+from support.desk import EVIL, Asked, Browser, ask_silo, is_accepted, read_files, serving_desk
+
+NAMES = [name for name, _ in PAGES]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    return ask_silo(tmp_path)
+
+
+@pytest.fixture
+def server(asked: Asked) -> Iterator[DeskServer]:
+    with serving_desk(asked.home, asked.public) as server:
+        yield server
+
+
+def test_accepting_at_the_desk_writes_what_the_command_writes(
+    asked: Asked, server: DeskServer, silodp: Silodp
+) -> None:
+    before = read_files(asked.home)
+    browser = Browser(server)
+    answer = browser.post(asked.form(epsilon="30,5", persons="12"))
+    assert (answer.status, answer.headers["Location"]) == (303, f"{server.base}decision")
+    page = browser.get("decision").text
+    assert asked.code in page
+    assert "30 persons were read" in page
+    written = asked.home / "policy.toml"
+    assert set(read_files(asked.home)) - set(before) == {written}
+    at_desk = written.read_text()
+    assert written.stat().st_mode & 0o777 == 0o600
+    written.unlink()
+    options = ("--data", asked.home / "table.csv", "--lifetime-epsilon", 30.5, "--min-persons", 12)
+    assert silodp("deploy", "accept", asked.public, asked.home, "--code", asked.code, *options).status == 0
+    assert written.read_text() == at_desk
+    assert not asked.mark.exists()  # no code of the folder was executed
+
+
+def test_the_desk_accepts_by_the_function_of_the_command(
+    asked: Asked, server: DeskServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    for place in ("silodp_deploy.desk._pages", "silodp_deploy.acceptance"):
+        monkeypatch.setattr(
+            f"{place}.accept_at_silo", lambda *a, **k: called.append(a) or accept_at_silo(*a, **k)
+        )
+    Browser(server).post(asked.form())
+    assert len(called) == 1
+    assert is_accepted(asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"code": "0123 4567 89ab cdef 0123 4567 89ab cdef"}, "deploy.digest", "code"),
+        ({"code": " "}, "argument.missing", "code"),
+        ({"choice": ""}, "argument.missing", "choice"),
+        ({"read": ""}, "argument.missing", "read"),
+        ({"table": "../../etc/passwd"}, "argument.missing", "table"),
+        ({"table": "identity.key"}, "argument.missing", "table"),
+        ({"epsilon": "much"}, "argument.value", "epsilon"),
+        ({"epsilon": "-1"}, "argument.value", "epsilon"),
+        ({"epsilon": "nan"}, "argument.value", "epsilon"),
+        ({"persons": "1.5"}, "argument.value", "persons"),
+        ({"persons": "31"}, "policy.few_persons", "persons"),
+    ],
+)
+def test_a_wrong_field_is_named_and_nothing_is_written(
+    changes: dict[str, str], code: str, field: str, asked: Asked, server: DeskServer
+) -> None:
+    before = read_files(asked.home)
+    browser = Browser(server)
+    answer = browser.post(asked.form(**changes))
+    assert answer.status == 422
+    assert f"(code {code})" in answer.text
+    assert 'role="alert"' in answer.text
+    (wrong,) = re.findall(r"<(?:input|select)[^>]*aria-invalid[^>]*>", answer.text)
+    assert f'id="{field}"' in wrong
+    assert re.search(rf'aria-describedby="[^"]*{field}-error"', wrong)
+    assert f'id="{field}-error"' in answer.text
+    assert read_files(asked.home) == before
+
+
+def test_who_refuses_leaves_nothing(asked: Asked, server: DeskServer) -> None:
+    before = read_files(asked.home)
+    browser = Browser(server)
+    answer = browser.post({"choice": "refuse"})
+    assert answer.status == 303
+    page = browser.get(answer.headers["Location"].removeprefix(server.base))
+    assert "You do not take part" in page.text
+    assert read_files(asked.home) == before
+
+
+def test_a_run_that_the_policy_refuses_cannot_be_accepted(asked: Asked, server: DeskServer) -> None:
+    policy = Policy(
+        accepted=[], data="table.csv", lifetime_epsilon={"server": 9.0}, filter_bounds=[], min_silos=9
+    )
+    (asked.home / "policy.toml").write_text(policy.to_toml())
+    before = read_files(asked.home)
+    browser = Browser(server)
+    page = browser.get("decision").text
+    assert "<button" not in page
+    assert "(code policy.not_allowed)" in page
+    rows = re.findall(r'<tr role="row">.*?</tr>', browser.get().text, re.DOTALL)
+    states = {field: "✗ not met" in row for row in rows for field in re.findall(r"\((\w+)\)</th>", row)}
+    assert (states["min_silos"], states["methods"], states["columns"]) == (True, False, False)
+    # Nor by a form that no page offers.
+    answer = browser.post(asked.form())
+    assert (answer.status, "(code policy.not_allowed)" in answer.text) == (422, True)
+    assert read_files(asked.home) == before
+
+
+def test_a_public_folder_that_changes_after_it_was_read_is_not_accepted(
+    asked: Asked, server: DeskServer
+) -> None:
+    browser = Browser(server)
+    (asked.public / "net.py").write_text((asked.public / "net.py").read_text() + "# more\n")
+    for code in (asked.code, Consortium.load(asked.public).code):
+        answer = browser.post(asked.form(code=code))
+        assert (answer.status, "(code deploy.digest)" in answer.text) == (422, True)
+    assert not is_accepted(asked)
+
+
+def test_two_tabs_and_a_form_sent_twice_accept_once(asked: Asked, server: DeskServer) -> None:
+    browser = Browser(server)
+    forms = [
+        asked.form(epsilon="30"),
+        asked.form(epsilon="40"),
+        asked.form(epsilon="30"),
+        {"choice": "refuse"},
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(browser.post, forms[:3]))
+    written = (asked.home / "policy.toml").read_text()
+    answers.append(browser.post(forms[3]))
+    assert [answer.status for answer in answers] == [303] * 4
+    assert (asked.home / "policy.toml").read_text() == written
+    assert "Accepted" in browser.get("decision").text
+    assert Policy.load(asked.home / "policy.toml").accepted == [Consortium.load(asked.public).digest]
+
+
+def test_the_code_is_shown_in_full_only_once_it_was_compared(asked: Asked, server: DeskServer) -> None:
+    """Else who accepts could copy it from the page, and a folder that was exchanged would be accepted."""
+    browser = Browser(server)
+    groups = asked.code.split()
+    shown = "".join(browser.get(name).text for name in NAMES)
+    assert " ".join(groups[:2]) in shown
+    assert not any(" ".join(groups[i : i + 2]) in shown for i in range(1, 7))
+    assert Consortium.load(asked.public).digest[:20] not in shown
+    browser.post(asked.form())
+    assert asked.code in browser.get().text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_shows_names_as_text_and_changes_nothing(name: str, asked: Asked, server: DeskServer) -> None:
+    browser = Browser(server)
+    before = read_files(asked.home)
+    page = browser.get(name)
+    assert page.status == 200
+    assert EVIL not in page.text
+    assert "<script" not in page.text
+    assert read_files(asked.home) == before
+    assert not asked.mark.exists()
+
+
+def test_names_of_columns_are_shown(server: DeskServer) -> None:
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in Browser(server).get().text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_did_not_open_the_link_sees_nothing(name: str, server: DeskServer) -> None:
+    stranger = Browser(server, is_in=False)
+    for cookie in (
+        None,
+        "silodp_desk=",
+        "silodp_desk=x",
+        f"silodp_desk={server.key}",
+        f"other={server.session}",
+    ):
+        reply = stranger.get(name, {"Cookie": cookie})
+        assert reply.status == 403
+        assert server.base not in reply.text
+    # With the cookie, and without the path that a program at another port cannot know.
+    Browser(server)
+    known = {"Cookie": f"silodp_desk={server.session}"}
+    assert stranger.ask("GET", f"/{name}", None, known).status == 403
+    assert stranger.get(name, known).status == 200
+
+
+def test_the_link_lets_one_browser_in(server: DeskServer) -> None:
+    path = server.link.partition(str(server.server_port))[2]
+    stranger = Browser(server, is_in=False)
+    assert stranger.ask("GET", path[:-1] + "_").status == 403
+    assert stranger.ask("GET", path).status == 200
+    again = stranger.ask("GET", path)
+    assert (again.status, "Set-Cookie" in again.headers) == (403, False)
+
+
+def test_the_cookie_is_for_the_desk_alone(server: DeskServer) -> None:
+    path = server.link.partition(str(server.server_port))[2]
+    name, *settings = Browser(server, is_in=False).ask("GET", path).headers["Set-Cookie"].split("; ")
+    assert set(settings) == {f"Path={server.base}", "HttpOnly", "SameSite=Strict"}
+    assert len(name.partition("=")[2]) >= 43  # 256 bits
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", None])
+def test_a_name_that_was_made_to_point_here_is_refused(host: str | None, server: DeskServer) -> None:
+    """DNS rebinding: a page of another site reads the desk as if it were its own."""
+    browser = Browser(server)
+    sent = {"Host": host and host.format(port=server.server_port)}
+    assert browser.get("", sent).status == 403
+    assert browser.get("", {"Host": f"localhost:{server.server_port}"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": None},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": None, "Sec-Fetch-Site": "same-site"},
+        {"Origin": None, "Sec-Fetch-Site": "none"},
+        {"Origin": None, "Sec-Fetch-Site": None},
+    ],
+)
+def test_a_form_of_another_site_does_nothing(
+    headers: dict[str, str | None], asked: Asked, server: DeskServer
+) -> None:
+    assert Browser(server).post(asked.form(), headers=headers).status == 403
+    assert not is_accepted(asked)
+
+
+def test_a_form_needs_the_secret_field_of_the_page(asked: Asked, server: DeskServer) -> None:
+    browser = Browser(server)
+    for key in ("", "x", server.session, server.key):
+        assert browser.post(asked.form(form_key=key)).status == 403
+    assert not is_accepted(asked)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Length": str(MAX_FORM_BYTES + 1)}, 413),
+        ({"Content-Length": None}, 411),
+        ({"Content-Length": "-1"}, 411),
+        ({"Transfer-Encoding": "chunked"}, 411),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": None}, 415),
+    ],
+)
+def test_a_form_that_no_browser_sends_is_refused_unread(
+    headers: dict[str, str | None], status: int, asked: Asked, server: DeskServer
+) -> None:
+    assert Browser(server).post(asked.form(), headers=headers).status == status
+    assert not is_accepted(asked)
+
+
+def test_a_form_of_many_fields_is_refused(server: DeskServer) -> None:
+    browser = Browser(server)
+    many = urlencode([("form_key", server.form_key), *((f"f{n}", "") for n in range(100))])
+    assert browser.ask("POST", f"{server.base}decision", many).status == 400
+    assert browser.get("table?" + many).status == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../table", "..%2f..%2fetc/passwd", "base.html", "policy.toml", "%2e%2e/", "table/", "open", "x" * 5000],
+)
+def test_no_path_leads_to_a_file(path: str, server: DeskServer) -> None:
+    reply = Browser(server).get(path)
+    assert reply.status in (403, 404) or "The desk is open" in reply.text
+    assert "root:" not in reply.text
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT"])
+def test_other_methods_are_refused(method: str, server: DeskServer) -> None:
+    assert Browser(server).ask(method, server.base).status == 501
+
+
+def test_every_response_forbids_scripts_frames_and_copies(server: DeskServer) -> None:
+    browser, stranger = Browser(server), Browser(server, is_in=False)
+    replies = [browser.get(), browser.get("nothing"), stranger.get(), browser.ask("PUT", server.base)]
+    replies.append(browser.post({"choice": ""}))
+    for reply in replies:
+        rules = dict(rule.split(" ", 1) for rule in reply.headers["Content-Security-Policy"].split("; "))
+        assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+        assert rules["form-action"] == "'self'"
+        assert "script-src" not in rules
+        assert reply.headers["Cache-Control"] == "no-store"
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
+        assert reply.headers["Referrer-Policy"] == "same-origin"
+        assert "Python" not in reply.headers["Server"]
+
+
+def test_the_desk_listens_at_this_machine_alone(server: DeskServer) -> None:
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_folder_that_is_no_silos_is_named(asked: Asked, silodp: Silodp) -> None:
+    told = silodp("desk", asked.home.parent / "server", "--public", asked.public)
+    assert_sentence(told, code="deploy.key")
+
+
+def test_a_desk_without_a_public_folder_asks_nothing(asked: Asked) -> None:
+    with serving_desk(asked.home) as server:
+        browser = Browser(server)
+        for name in ("", "decision"):
+            page = browser.get(name)
+            assert (page.status, "No public folder was given" in page.text) == (200, True)
+        assert browser.post(asked.form()).status == 303
+    assert not is_accepted(asked)
+    assert Desk(asked.home).list_tables() == {"table.csv": asked.home / "table.csv"}
