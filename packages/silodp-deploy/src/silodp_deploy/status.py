@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, FiniteFloat
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, require
 from silodp.parsing import parse_json, refuse_malformed
 from silodp.text import describe_exception
 from silodp.wire.files import write_durably
@@ -174,4 +174,34 @@ def read_status(path: Path) -> dict[str, Any]:
     ):
         found: dict[str, Any] = parse_json(path.read_bytes())
         _Status.model_validate(found)
+    return found
+
+
+def load_status(folder: Path) -> dict[str, Any]:
+    """Read the status of a party's run that was begun.
+
+    Args:
+        folder: Folder of the server or of a silo.
+
+    Returns:
+        As `read_status`, with all entries named there but "running" and "answers".
+
+    Raises:
+        SilodpError: There is no such file (code cli.file), or it is damaged (code checkpoint.damaged).
+    """
+    path, server = folder / STATUS, folder / "server"
+    require(
+        path.exists(),
+        f"{path} is not there: give the folder of a server, or of a silo over HTTPS, that was started"
+        f"{', such as ' + str(server) if server.is_dir() else ''}.",
+        code="cli.file",
+        field="folder",
+    )
+    # After a repair an operator may have left the answers alone in the file (docs/deployment_admin.md).
+    found = {"epsilon": {}, "error": None, "seconds_since_seen": {}, **read_status(path)}
+    if missing := {"round", "rounds", "written"} - found.keys():
+        raise SilodpError(
+            f"{path} does not say {sorted(missing)[0]}: start the server, which writes the file anew.",
+            code="checkpoint.damaged",
+        )
     return found

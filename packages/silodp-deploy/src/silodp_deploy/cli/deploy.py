@@ -506,23 +506,9 @@ def status(
     """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_epsilon
     from silodp_deploy.monitoring import describe_party, find_problems, format_metrics, read_state
-    from silodp_deploy.status import STATUS, read_status
+    from silodp_deploy.status import load_status
 
-    path = folder / STATUS
-    require(
-        path.exists(),
-        f"{path} is not there: give the folder of a server, or of a silo over HTTPS, that was started"
-        f"{', such as ' + str(server) if (server := folder / 'server').is_dir() else ''}.",
-        code="cli.file",
-        field="folder",
-    )
-    # After a repair an operator may have left the answers alone in the file (docs/deployment_admin.md).
-    found = {"epsilon": {}, "error": None, "seconds_since_seen": {}, **read_status(path)}
-    if missing := {"round", "rounds", "written"} - found.keys():
-        raise SilodpError(
-            f"{path} does not say {sorted(missing)[0]}: start the server, which writes the file anew.",
-            code="checkpoint.damaged",
-        )
+    found = load_status(folder)
     state = read_state(found, time.time() - found["written"])
     problems = find_problems(state, stuck_after)
     spent = [f"{name} {format_epsilon(e)}" for name, e in found["epsilon"].items()]

@@ -7,7 +7,7 @@ categories is empty, which a schema refuses. So nobody trains with constants of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,7 @@ from silodp.data.tables._values import CellError, find_distinct, parse_numbers, 
 from silodp.data.tables.cells import list_missing_numbers, mark_missing
 from silodp.data.tables.columns import Reader, header_text
 from silodp.data.tables.kinds.numeric import OPEN_END, name_side, parse_limit
-from silodp.data.tables.sources.source import Description, Values, open_source
+from silodp.data.tables.sources.source import Description, Source, Values, open_source
 from silodp.text import join_names, quote
 
 MAX_CATEGORIES = 20
@@ -58,22 +58,7 @@ def draft_config(
         SilodpError: the file cannot be read, or has no such column.
     """
     source = open_source(path, reader, query)
-    named = dict.fromkeys(source.reader.missing_in or (), "missing_in")
-    header = check_columns(source, {**named, user: "user", label: "label"})
-    single = [name for name in header if header.count(name) == 1]
-    columns = read_columns(source, single, header_text(user), skip_unreadable=True)
-    if not {header_text(user), header_text(label)} <= columns.keys():
-        read_columns(source, (user, label), user)  # raises an error that says why they cannot be read
-    seen = {}
-    for name in single:
-        try:
-            if name in columns:
-                seen[name] = _look_at(columns.pop(name), source.reader.narrow(name))
-        except CellError as error:
-            if name in (user, label):
-                raise source.refuse(f"column {name!r} {error}", "data.value", name) from error
-    with source.readable():
-        described = {header_text(name): found for name, found in source.describe_columns().items()}
+    header, seen, described = _look_at_columns(source, user, {user: "user", label: "label"})
     notes = {
         name: found.describe_missing() + _describe_file(described.get(name)) for name, found in seen.items()
     }
@@ -85,14 +70,15 @@ def draft_config(
     numeric: list[str] = []
     categorical: list[str] = []
     left_out = [
-        f"# ROWS: {quote(name)}: {'several columns' if name not in single else 'cannot be read'}"
+        f"# ROWS: {quote(name)}: {_explain_unseen(name, header)}"
         for name in dict.fromkeys(header)
         if name not in seen
     ]
+    lists = {"date": numeric, "numeric": numeric, "categorical": categorical, "left out": left_out}
     for name, found in seen.items():
         if name not in (user, label):
-            kind, line = _draft_feature(name, found, notes[name], name in labels)
-            {"numeric": numeric, "categorical": categorical, "left out": left_out}[kind].append(line)
+            sketch = _draft_feature(name, found, notes[name], name in labels)
+            lists[sketch.kind].append(sketch.line)
     silo = quote(path.name.split(".")[0])
     return "\n".join(
         [
@@ -124,6 +110,100 @@ def draft_config(
             "",
         ]
     )
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """What one column of a table holds; it was read off private rows.
+
+    Attributes:
+        name: its name.
+        kind: what it looks like: "numeric", "categorical", "date", "left out" (identifiers, free texts, one value), or
+            "unreadable".
+        missing: the number of rows without a value; None for a column that cannot be read.
+        different: the number of different values; None as above.
+        told: what `draft_config` says of its values behind "ROWS".
+    """
+
+    name: str
+    kind: str
+    missing: int | None
+    different: int | None
+    told: str
+
+
+def inspect_table(
+    path: Path, reader: Reader | None = None, query: str | None = None, user: str | None = None
+) -> tuple[int, list[ColumnFacts]]:
+    """Return what a table holds, by the same rules as `draft_config`.
+
+    Args:
+        path: the path of the table.
+        reader: how the file is written.
+        query: the query whose result is the table, for a database.
+        user: the column that names the person, where one is known.
+
+    Returns:
+        The number of rows, and the columns in their order.
+
+    Raises:
+        SilodpError: the file cannot be read, or has no such column.
+    """
+    source = open_source(path, reader, query)
+    header, seen, described = _look_at_columns(source, user, {} if user is None else {user: "user"})
+    facts = []
+    for name in dict.fromkeys(header):
+        if (found := seen.get(name)) is None:
+            facts.append(ColumnFacts(name, "unreadable", None, None, _explain_unseen(name, header)))
+            continue
+        about = described.get(name)
+        has_names = about is not None and found.are_named(about.labels)
+        sketch = _draft_feature(name, found, _describe_file(about), has_names)
+        facts.append(ColumnFacts(name, sketch.kind, found.missing, found.different, sketch.told))
+    return max((found.size for found in seen.values()), default=0), facts
+
+
+def _look_at_columns(
+    source: Source, user: str | None, needed: Mapping[str, str]
+) -> tuple[list[str], dict[str, _Seen], dict[str, Description]]:
+    """Return the header of a table, what its readable columns hold, and what the file says of them.
+
+    Args:
+        source: the table.
+        user: the column that names the person; None: it is not known.
+        needed: column → argument that names it; an error says why one cannot be read.
+    """
+    named = dict.fromkeys(source.reader.missing_in or (), "missing_in")
+    header = check_columns(source, {**named, **needed})
+    single = [name for name in header if header.count(name) == 1]
+    columns = read_columns(source, single, user and header_text(user), skip_unreadable=True)
+    if not set(map(header_text, needed)) <= columns.keys():
+        read_columns(source, tuple(needed), user)  # raises an error that says why they cannot be read
+    seen = {}
+    for name in single:
+        try:
+            if name in columns:
+                seen[name] = _look_at(columns.pop(name), source.reader.narrow(name))
+        except CellError as error:
+            if name in needed:
+                raise source.refuse(f"column {name!r} {error}", "data.value", name) from error
+    with source.readable():
+        described = {header_text(name): found for name, found in source.describe_columns().items()}
+    return header, seen, described
+
+
+def _explain_unseen(name: str, header: Sequence[str]) -> str:
+    """Return why nothing is known of a column."""
+    return "several columns" if header.count(name) > 1 else "cannot be read"
+
+
+@dataclass(frozen=True)
+class _Sketch:
+    """A line of the draft about one column: its kind as in `ColumnFacts`, the line, and what it says of the rows."""
+
+    kind: str
+    line: str
+    told: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +312,8 @@ def _count_values(found: _Seen) -> str:
     )
 
 
-def _draft_feature(name: str, found: _Seen, note: str, has_names: bool) -> tuple[str, str]:
-    """Return where the line of a column stands, "numeric", "categorical" or "left out", and the line.
+def _draft_feature(name: str, found: _Seen, note: str, has_names: bool) -> _Sketch:
+    """Return the line of a column that is no label.
 
     Args:
         name: its name.
@@ -242,25 +322,33 @@ def _draft_feature(name: str, found: _Seen, note: str, has_names: bool) -> tuple
         has_names: whether the file gives names to all its values.
     """
     key = quote(name)
+
+    def leave_out(told: str) -> _Sketch:
+        return _Sketch("left out", f"# ROWS: {key}: {told}", told)
+
+    def list_categories(told: str) -> _Sketch:
+        return _Sketch("categorical", f"{key} = []  # FILL IN. ROWS: {told}", told)
+
     if (layout := _find_layout(found)) is not None:
         days = [day.date() for text in found.texts if (day := parse_date(text, layout) or parse_date(text))]
         shown = f"{min(days)} to {max(days)}{note}{_describe_open_end(name, found)}"
         line = f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {shown}'
-        return "numeric", line
+        return _Sketch("date", line, shown)
     if found.different > 2 and found.numbers is not None and not has_names:
         codes, odd = _describe_codes(name, found), _describe_odd(name, found.numbers)
         if not codes:
             shown = f"{found.describe_numbers()}{note}{odd}{found.describe_limits()}"
             limits = "".join(f", {side} = {{}}" for side in sorted(set(found.limits.values())))
-            return "numeric", f"{key} = {{ range = [], typical = []{limits} }}  # FILL IN. ROWS: {shown}"
+            line = f"{key} = {{ range = [], typical = []{limits} }}  # FILL IN. ROWS: {shown}"
+            return _Sketch("numeric", line, shown)
         if found.different > MAX_CATEGORIES:
-            return "left out", f"# ROWS: {key}: {found.different} different whole numbers{note}{codes}{odd}"
+            return leave_out(f"{found.different} different whole numbers{note}{codes}{odd}")
         listed = quote(sorted(found.texts, key=lambda text: (len(text), text)))  # 01 is not 1
-        return "categorical", f"{key} = []  # FILL IN. ROWS: {listed}{note}{codes}{odd}"
+        return list_categories(f"{listed}{note}{codes}{odd}")
     doubt = _describe_doubt(found)
     if 2 <= found.different <= MAX_CATEGORIES:
-        return "categorical", f"{key} = []  # FILL IN. ROWS: {quote(sorted(found.texts))}{note}{doubt}"
-    return "left out", f"# ROWS: {key}: {_count_values(found)}{note}{doubt}"
+        return list_categories(f"{quote(sorted(found.texts))}{note}{doubt}")
+    return leave_out(f"{_count_values(found)}{note}{doubt}")
 
 
 def _describe_doubt(found: _Seen) -> str:
