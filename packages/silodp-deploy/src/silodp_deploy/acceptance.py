@@ -99,7 +99,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
         },
         "files": {name: asdict(file) for name, file in consortium.other_files.items()},
         "mappings": {} if schema is None else {name: asdict(one) for name, one in schema.silos.items()},
-        "roles": {} if schema is None else _describe_roles(schema),
+        "roles": {} if schema is None else describe_roles(schema),
         "users": spec.data.users,
         "persons": {
             **asdict(persons),
@@ -118,7 +118,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
     }
 
 
-def _describe_roles(schema: Schema) -> dict[str, str]:
+def describe_roles(schema: Schema) -> dict[str, str]:
     """Return what a run takes from each column that is no feature, by its name in the configuration, as a phrase."""
     roles = {
         "who a person is": (schema.user,),

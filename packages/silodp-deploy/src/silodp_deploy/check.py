@@ -76,7 +76,20 @@ def check_party(
         address = url or consortium.sealed.url
         yield from _report_error("keys", _check_all(folder, consortium, address))
     if table is not None:
-        yield from _report_error("table", _check_table(folder, consortium, table, index, silo))
+        yield from check_table(folder, consortium, table, index, silo)
+
+
+def check_table(
+    folder: Path, consortium: Consortium, table: Path, index: Path | None = None, silo: str | None = None
+) -> Iterator[Finding]:
+    """Check that a silo's table is as the consortium agreed, with the arguments of `check_party`.
+
+    It is read here, and nothing of it leaves the machine.
+
+    Yields:
+        Findings "query" and "table"; an error is the last one.
+    """
+    yield from _report_error("table", _check_table(folder, consortium, table, index, silo))
 
 
 def _report_error(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -114,7 +127,7 @@ def _check_run(consortium: Consortium) -> Iterator[Finding]:
 def _check_table(
     folder: Path, consortium: Consortium, table: Path, index: Path | None, silo: str | None
 ) -> Iterator[Finding]:
-    """Yield that a silo's table is as the consortium agreed; it is read here, and nothing of it leaves the machine."""
+    """Yield what `check_table` finds."""
     name = silo or (folder.resolve().name if consortium.roster is None else find_name(folder, consortium))
     if name not in consortium.data.silos:
         raise SilodpError(

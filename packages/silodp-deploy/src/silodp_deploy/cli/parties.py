@@ -295,12 +295,16 @@ def audit_log(folder: Folder, as_json: Json = False) -> None:
 
 def _format_entry(entry: Mapping[str, Any]) -> str:
     """Return the line of one answer."""
-    about = entry.get("about", "training")
-    kind = entry["kind"] if about == "training" else f"{entry['kind']} of the {about}"
     return (
-        f"{entry['time']}  run {entry['run'][:8]}  {kind}  round {entry['round'] + 1}  {entry['bytes']:,} bytes  "
-        f"sha256 {entry['sha256'][:16]}  charges {entry['charges']}"
+        f"{entry['time']}  run {entry['run'][:8]}  {describe_kind(entry)}  round {entry['round'] + 1}  "
+        f"{entry['bytes']:,} bytes  sha256 {entry['sha256'][:16]}  charges {entry['charges']}"
     )
+
+
+def describe_kind(entry: Mapping[str, Any]) -> str:
+    """Return what an answer of the audit log was."""
+    about = entry.get("about", "training")
+    return str(entry["kind"]) if about == "training" else f"{entry['kind']} of the {about}"
 
 
 def format_spent(spent: Mapping[str, Any] | None) -> list[str]:

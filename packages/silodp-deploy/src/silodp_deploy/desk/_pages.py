@@ -4,35 +4,62 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.guarantee import describe_unit, format_epsilon
 from silodp.accounting.trade_off import TradeOff
+from silodp.accounting.views import Adversary
 from silodp.cli._console import describe_failure, format_command
+from silodp.data.tables.columns import TableMapping, header_text
+from silodp.data.tables.draft import inspect_table
 from silodp.data.tables.sources.source import find_ending
 from silodp.errors import SilodpError
 from silodp.report.formatting import format_accuracy
 from silodp.report.guarantee_text import ADVERSARY_LABELS
-from silodp_deploy import POLICY
-from silodp_deploy.acceptance import Acceptance, accept_at_silo, describe_agreement, draft_policy
+from silodp_deploy import AUDIT, POLICY
+from silodp_deploy.acceptance import (
+    Acceptance,
+    accept_at_silo,
+    describe_agreement,
+    describe_roles,
+    draft_policy,
+)
 from silodp_deploy.certificates import ExpiryWatch, describe_early_end
+from silodp_deploy.check import check_table
 from silodp_deploy.cli.deploy import format_agreement
+from silodp_deploy.cli.parties import FILTERED_RUNS, FIXED_RUNS, describe_kind
 from silodp_deploy.consortium import Consortium, take_copy
 from silodp_deploy.desk._limits import Limit, list_limits
-from silodp_deploy.lifetime import describe_shortfall, find_shortfall
+from silodp_deploy.lifetime import describe_shortfall, find_shortfall, read_spent
+from silodp_deploy.limits import read_audit
 from silodp_deploy.policy import Policy
 from silodp_deploy.silo import find_name
+from silodp_deploy.status import STATUS, describe_process, describe_seen, load_status
 
 PAGES = (
     ("", "What is asked"),
     ("decision", "Your decision"),
+    ("table", "Table"),
+    ("status", "Status"),
+    ("ledger", "Ledger"),
 )
 """The pages in the order of the navigation: path below the secret part, and name."""
+MAX_ROWS = 50
+"""Answers on one page of the ledger."""
+_KINDS = {
+    "numeric": "numbers",
+    "categorical": "categories",
+    "date": "dates",
+    "left out": "identifiers, text, or one value only",
+    "unreadable": "cannot be read",
+}
 _FIELDS = ("code", "table", "epsilon", "persons", "counts", "read", "choice")
 _SHOWN_GROUPS = 2
 """Groups of the code that the page shows: enough to name the folder, and the other six come by telephone alone."""
@@ -114,9 +141,15 @@ class Desk:
             name: Its path in `PAGES`.
             query: Fields of its address.
         """
-        show = {"": self._show_asked, "decision": self._show_decision}[name]
+        pages = {
+            "": self._show_asked,
+            "decision": self._show_decision,
+            "table": self._show_table,
+            "status": self._show_status,
+            "ledger": self._show_ledger,
+        }
         try:
-            return show(query)
+            return pages[name](query)
         except SilodpError as error:
             problem = Problem.of(error)
             return Page("problem.html", dict(PAGES)[name], {"problem": problem}, 422, name)
@@ -312,6 +345,123 @@ class Desk:
             min_persons=_read_number(form, "persons", int),
         )
 
+    # ---- table --------------------------------------------------------------------------------------------------
+
+    def _show_table(self, query: Mapping[str, str]) -> Page:
+        tables, file = self.list_tables(), query.get("file", "")
+        values: dict[str, Any] = {"tables": list(tables), "file": file, "columns": None, "problem": None}
+        values |= {"findings": [], "warnings": []}
+        if file and file not in tables:
+            values["problem"] = Problem(
+                "argument.value", "This silo has no such table: choose one of the list.", "file"
+            )
+        elif file:
+            try:
+                with collect_warnings() as warnings:
+                    values |= self._inspect(tables[file])
+            except SilodpError as error:
+                found = Problem.of(error)
+                values["problem"] = Problem(found.code, found.told, "file")
+            values["warnings"] = warnings
+        return Page("table.html", "Table", values, 422 if values["problem"] else 200, "table")
+
+    def _inspect(self, path: Path) -> dict[str, Any]:
+        """Return what a table holds, and whether it fits what is asked."""
+        consortium, values = self._consortium, dict[str, Any]()
+        schema = None if consortium is None else consortium.resolved.table_schema
+        if path.suffix != ".npz":  # arrays have no columns with names
+            if schema is None:
+                rows, facts, roles = *inspect_table(path), dict[str, str]()
+            else:
+                mapping = schema.silos.get(self._name, TableMapping())
+                names = {
+                    column: header_text(mapping.columns.get(column, column)) for column in schema.columns
+                }
+                reader = schema.readers.get(self._name, schema.reader)
+                rows, facts = inspect_table(path, reader, mapping.query, names[schema.user])
+                told = dict.fromkeys(schema.feature_columns, "what the model learns from") | describe_roles(
+                    schema
+                )
+                roles = {names[column]: role for column, role in told.items()}
+            values = {
+                "rows": rows,
+                "asked": schema is not None,
+                "columns": [
+                    (
+                        one.name,
+                        _KINDS[one.kind],
+                        "–" if one.missing is None else f"{one.missing:,}",
+                        "–" if one.different is None else f"{one.different:,}",
+                        one.told,
+                        *((roles.get(one.name, "not read"),) if schema is not None else ()),
+                    )
+                    for one in facts
+                ],
+            }
+        if consortium is not None:
+            values["findings"] = list(check_table(self.folder, consortium, path, self._index))
+        return values
+
+    # ---- status -------------------------------------------------------------------------------------------------
+
+    def _show_status(self, query: Mapping[str, str]) -> Page:
+        if not (self.folder / STATUS).exists():
+            return Page("status.html", "Status", {"found": None}, name="status")
+        found = load_status(self.folder)
+        since = time.time() - found["written"]
+        ended = describe_process(found, since)
+        values = {
+            "found": found,
+            "now": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+            "process": "The process of this silo is running." if ended is None else f"Not running: {ended}.",
+            "is_running": ended is None,
+            "seen": [
+                # The file says how long ago it was when the file was written.
+                (name, describe_seen(None if seen is None else seen + since))
+                for name, seen in found["seconds_since_seen"].items()
+            ],
+            "spent": [
+                (ADVERSARY_LABELS.get(cast("Adversary", name), name), format_epsilon(epsilon))
+                for name, epsilon in found["epsilon"].items()
+            ],
+        }
+        return Page("status.html", "Status", values, name="status")
+
+    # ---- ledger -------------------------------------------------------------------------------------------------
+
+    def _show_ledger(self, query: Mapping[str, str]) -> Page:
+        entries, cut_off = read_audit(self.folder / AUDIT)
+        spent = read_spent(self.folder, entries)
+        pages = max(1, -(-len(entries) // MAX_ROWS))
+        asked = query.get("page", "1")
+        number = (
+            min(pages, max(1, int(asked))) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
+        )
+        newest = entries[::-1][(number - 1) * MAX_ROWS : number * MAX_ROWS]
+        values = {
+            "count": len(entries),
+            "cut_off": cut_off,
+            "number": number,
+            "count_pages": pages,
+            "answers": [
+                (
+                    entry["time"],
+                    entry["run"][:8],
+                    describe_kind(entry),
+                    str(entry["round"] + 1),
+                    f"{entry['bytes']:,}",
+                    f"{entry['charges']:,}",
+                    entry["sha256"][:16],
+                )
+                for entry in newest
+            ],
+            "spent": spent,
+            "unit": describe_unit(spent["unit"]) if spent and spent["unit"] in ("user", "record") else "",
+            "limits": [] if spent is None else list(_list_spent(spent)),
+            "holds": FILTERED_RUNS if spent and spent["filter_bounds"] else FIXED_RUNS,
+        }
+        return Page("ledger.html", "Ledger", values, name="ledger")
+
     # ---- tables -------------------------------------------------------------------------------------------------
 
     def list_tables(self) -> dict[str, Path]:
@@ -326,6 +476,18 @@ class Desk:
             if path.is_file() and not path.is_symlink() and (find_ending(path) or path.suffix == ".npz"):
                 found.setdefault(path.name, path)
         return found
+
+
+def _list_spent(spent: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield by adversary ε that was spent, the limit, and the part of it."""
+    for adversary, epsilon in spent["epsilon"].items():
+        limit = spent["limits"][adversary]
+        yield (
+            ADVERSARY_LABELS[adversary],
+            "no guarantee" if epsilon is None else format_epsilon(epsilon),
+            "none" if limit is None else f"at most {format_epsilon(limit)}",
+            "–" if limit is None or epsilon is None else f"{math.ceil(100 * epsilon / limit)} %",
+        )
 
 
 def _refuse(field_: str, problem: str) -> SilodpError:
