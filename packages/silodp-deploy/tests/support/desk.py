@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import shutil
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from silodp.config.resolve import load_config
@@ -17,6 +19,7 @@ from silodp_deploy.consortium import Consortium
 from silodp_deploy.desk._pages import Desk
 from silodp_deploy.desk._server import DeskServer
 from silodp_deploy.setup import draft_public, make_keys, seal_public
+from silodp_deploy.status import STATUS, StatusFile
 from support.deployed import TABLES
 
 EVIL = "<script>alert(1)</script>"
@@ -150,3 +153,26 @@ def read_files(folder: Path) -> dict[Path, bytes]:
 def is_accepted(asked: Asked) -> bool:
     path = asked.home / "policy.toml"
     return path.exists() and Consortium.load(asked.public).digest in path.read_text()
+
+
+def write_answers(home: Path, count: int) -> list[dict[str, Any]]:
+    """Write status and audit log of a silo whose answers charged nothing; return the entries of the log."""
+    entries = [
+        {
+            "time": f"2026-11-30T10:00:{number % 60:02}+00:00",
+            "run": f"{number // 50:032x}",
+            "kind": EVIL if number == 7 else "hello",
+            "round": number,
+            "bytes": 100 * number,
+            "sha256": f"{number:064x}",
+            "head": "0" * 64,
+            "charges": 0,
+        }
+        for number in range(count)
+    ]
+    (home / "audit.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    status = StatusFile(home / STATUS, lambda: {"server": 3.0}, 20)
+    status.write(
+        round=4, epsilon={"released": 1.25, "server": None}, error=f"{EVIL} is away [deploy.address]"
+    )
+    return entries

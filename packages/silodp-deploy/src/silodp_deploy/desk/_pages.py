@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ PAGES = (
     ("ledger", "Ledger"),
 )
 """The pages in the order of the navigation: path below the secret part, and name."""
+_WORD = re.compile(r"[a-z]+ ")
+"""How a sentence begins that gets a capital; a name keeps its letters."""
 MAX_ROWS = 50
 """Answers on one page of the ledger."""
 _KINDS = {
@@ -106,8 +109,10 @@ class Problem:
             failure.field or "", failure.field
         )
         # A fault of a table names one of its columns, which is no field of the form.
+        told = failure.sentence
+        told = told[:1].upper() + told[1:] if _WORD.match(told) else told
         place = "table" if failure.code.startswith("data.") else named
-        return cls(failure.code, failure.sentence, place if place in _FIELDS else "")
+        return cls(failure.code, told, place if place in _FIELDS else "")
 
 
 class Desk:
@@ -240,7 +245,13 @@ class Desk:
             if told := describe_early_end(days, policy.max_run_days):
                 warnings.append(told)
         rows = [(f"{one.name} ({one.field})", one.allowed, one.asked, one.describe()) for one in limits]
-        return {"limits": rows, "is_new": is_new, "blocked": problem, "warnings": warnings}
+        return {
+            "limits": rows,
+            "has_filter": policy is not None and bool(policy.filter_bounds),
+            "is_new": is_new,
+            "blocked": problem,
+            "warnings": warnings,
+        }
 
     @property
     def _asks_counts(self) -> bool:
@@ -379,9 +390,7 @@ class Desk:
                 }
                 reader = schema.readers.get(self._name, schema.reader)
                 rows, facts = inspect_table(path, reader, mapping.query, names[schema.user])
-                told = dict.fromkeys(schema.feature_columns, "what the model learns from") | describe_roles(
-                    schema
-                )
+                told = dict.fromkeys(schema.feature_columns, "input of the model") | describe_roles(schema)
                 roles = {names[column]: role for column, role in told.items()}
             values = {
                 "rows": rows,
