@@ -43,7 +43,7 @@ class Limit:
 
     def describe(self) -> str:
         """Return whether the limit is met, as a sign and words."""
-        sign = {MET: "✓ met", NOT_MET: "✗ not met", LATER: "– not known before"}[self.verdict]
+        sign = {MET: "✓ met", NOT_MET: "✗ not met", LATER: "– later"}[self.verdict]
         return f"{sign}: {self.why}" if self.why else sign
 
 

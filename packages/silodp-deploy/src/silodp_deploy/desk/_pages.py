@@ -217,7 +217,7 @@ class Desk:
                 )
             yield (
                 ADVERSARY_LABELS[adversary],
-                "no guarantee" if epsilon is None else format_epsilon(epsilon),
+                _tell(epsilon),
                 told,
             )
 
@@ -430,7 +430,7 @@ class Desk:
                 for name, seen in found["seconds_since_seen"].items()
             ],
             "spent": [
-                (ADVERSARY_LABELS.get(cast("Adversary", name), name), format_epsilon(epsilon))
+                (ADVERSARY_LABELS.get(cast("Adversary", name), name), _tell(epsilon))
                 for name, epsilon in found["epsilon"].items()
             ],
         }
@@ -454,7 +454,7 @@ class Desk:
             "count_pages": pages,
             "answers": [
                 (
-                    entry["time"],
+                    str(entry["time"])[:19].replace("T", " "),
                     entry["run"][:8],
                     describe_kind(entry),
                     str(entry["round"] + 1),
@@ -467,7 +467,7 @@ class Desk:
             "spent": spent,
             "unit": describe_unit(spent["unit"]) if spent and spent["unit"] in ("user", "record") else "",
             "limits": [] if spent is None else list(_list_spent(spent)),
-            "holds": FILTERED_RUNS if spent and spent["filter_bounds"] else FIXED_RUNS,
+            "holds": (FILTERED_RUNS if spent and spent["filter_bounds"] else FIXED_RUNS)[1:-1],
         }
         return Page("ledger.html", "Ledger", values, name="ledger")
 
@@ -487,13 +487,17 @@ class Desk:
         return found
 
 
+def _tell(epsilon: float | None) -> str:
+    return "no guarantee" if epsilon is None else format_epsilon(epsilon)
+
+
 def _list_spent(spent: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yield by adversary ε that was spent, the limit, and the part of it."""
     for adversary, epsilon in spent["epsilon"].items():
         limit = spent["limits"][adversary]
         yield (
             ADVERSARY_LABELS[adversary],
-            "no guarantee" if epsilon is None else format_epsilon(epsilon),
+            _tell(epsilon),
             "none" if limit is None else f"at most {format_epsilon(limit)}",
             "–" if limit is None or epsilon is None else f"{math.ceil(100 * epsilon / limit)} %",
         )

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import html
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import pytest
 
+from silodp.accounting.guarantee import format_epsilon
+from silodp.data.tables.draft import inspect_table
 from silodp_deploy.acceptance import accept_at_silo
+from silodp_deploy.check import check_table
 from silodp_deploy.consortium import Consortium
-from silodp_deploy.desk._pages import PAGES, Desk
+from silodp_deploy.desk._pages import MAX_ROWS, PAGES, Desk
 from silodp_deploy.desk._server import MAX_FORM_BYTES, DeskServer
 from silodp_deploy.policy import Policy
 from support.commands import Silodp, assert_sentence
-from support.desk import EVIL, Asked, Browser, ask_silo, is_accepted, read_files, serving_desk
+from support.consortium import start_consortium
+from support.deployed import PLAIN
+from support.desk import EVIL, Asked, Browser, ask_silo, is_accepted, read_files, serving_desk, write_answers
 
 NAMES = [name for name, _ in PAGES]
 
@@ -328,3 +338,131 @@ def test_a_desk_without_a_public_folder_asks_nothing(asked: Asked) -> None:
         assert browser.post(asked.form()).status == 303
     assert not is_accepted(asked)
     assert Desk(asked.home).list_tables() == {"table.csv": asked.home / "table.csv"}
+
+
+def read_rows(text: str) -> list[list[str]]:
+    """Return the cells of all tables of a page, row by row."""
+    rows = re.findall(r'<tr role="row">(.*?)</tr>', text, re.DOTALL)
+    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def test_a_table_is_shown_as_it_is_inspected_and_checked(asked: Asked, server: DeskServer) -> None:
+    table = asked.home / "table.csv"
+    table.write_text(table.read_text().replace("p1,31,", "p1,NA,", 1))
+    page = Browser(server).get("table?file=table.csv")
+    rows = {row[0]: row[1:] for row in read_rows(page.text)}
+    count, facts = inspect_table(table, user="patient")
+    assert "30 rows and 4 columns" in page.text
+    assert count == 30
+    assert {one.name: [str(one.missing), str(one.different), one.told] for one in facts}.items() <= {
+        name: row[1:4] for name, row in rows.items()
+    }.items()
+    assert rows[EVIL] == ["numbers", "1", "29", "30 to 59, median 45", "input of the model"]
+    assert [rows[name][-1] for name in ("patient", "ill", "note")] == [
+        "who a person is",
+        "what is predicted",
+        "not read",
+    ]
+    # By the configuration a missing cell is refused, as `deploy check --data` does.
+    (finding,) = check_table(asked.home, Consortium.load(asked.public), table)
+    assert (finding.is_good, "[data.value]" in finding.told) == (False, True)
+    assert html.escape(finding.told, quote=False) in page.text.replace("&#39;", "'").replace("&#34;", '"')
+
+
+@pytest.mark.parametrize(
+    "file", ["../../../etc/passwd", "/etc/passwd", "identity.key", "../north/identity.key", "no.csv"]
+)
+def test_no_other_file_is_read_as_a_table(file: str, server: DeskServer) -> None:
+    page = Browser(server).get(f"table?{urlencode({'file': file})}")
+    assert (page.status, "(code argument.value)" in page.text) == (422, True)
+    assert "What it holds" not in page.text
+
+
+def test_a_link_to_a_file_elsewhere_is_no_table_of_the_folder(asked: Asked, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a\n1\n")
+    (asked.home / "linked.csv").symlink_to(tmp_path / "other.csv")
+    assert list(Desk(asked.home).list_tables()) == ["table.csv"]
+    assert list(Desk(asked.home, data=tmp_path / "other.csv").list_tables()) == [
+        str(tmp_path / "other.csv"),
+        "table.csv",
+    ]
+
+
+def test_a_table_that_cannot_be_read_is_told_so(asked: Asked, server: DeskServer) -> None:
+    (asked.home / "broken.xlsx").write_text("no workbook")
+    page = Browser(server).get("table?file=broken.xlsx")
+    assert (page.status, "(code data.unreadable)" in page.text) == (422, True)
+    assert 'aria-invalid="true"' in page.text
+
+
+def test_status_is_that_of_the_command(asked: Asked, server: DeskServer, silodp: Silodp) -> None:
+    browser = Browser(server)
+    assert "was not started yet" in browser.get("status").text
+    write_answers(asked.home, 1)
+    page = browser.get("status")
+    told = silodp("deploy", "status", asked.home, "--json").json
+    assert f"{told['round']} of {told['rounds']} rounds answered" in page.text
+    assert "is running" in page.text
+    assert html.escape(told["error"]) in page.text
+    assert read_rows(page.text)[1:] == [
+        ["server", "last seen 3 s ago"],
+        ["against", "ε"],
+        ["whoever sees the models", "1.25"],
+        ["the server", "no guarantee"],
+    ]
+    (asked.home / "status.json").write_text('{"round": 1}')
+    assert "(code checkpoint.damaged)" in browser.get("status").text
+
+
+def test_the_ledger_shows_every_answer_once_the_newest_first(asked: Asked, server: DeskServer) -> None:
+    entries = write_answers(asked.home, 2 * MAX_ROWS + 7)
+    browser = Browser(server)
+    shown = [
+        row for n in (1, 2, 3) for row in read_rows(browser.get(f"ledger?page={n}").text) if len(row) == 7
+    ]
+    listed = [row for row in shown if row[0] != "time"]
+    assert [row[-1] for row in listed] == [entry["sha256"][:16] for entry in entries[::-1]]
+    assert [row[3] for row in listed] == [str(entry["round"] + 1) for entry in entries[::-1]]
+    for number in ("0", "-1", "99", "x", "9" * 30):
+        assert browser.get(f"ledger?page={number}").status == 200
+
+
+@pytest.mark.slow
+def test_the_ledger_shows_what_the_command_says_was_spent(tmp_path: Path, silodp: Silodp) -> None:
+    with start_consortium(tmp_path, PLAIN) as parties:
+        parties.start_all()
+        assert parties.wait_for_server() == 0
+        home = parties.home("silo-1")
+        spent = silodp("audit-log", home, "--json").json["spent"]
+        with serving_desk(home) as server:
+            rows = {row[0]: row[1:] for row in read_rows(Browser(server).get("ledger").text)}
+    assert 0 < spent["epsilon"]["server"] <= spent["limits"]["server"]
+    assert rows["the server"][:2] == [
+        format_epsilon(spent["epsilon"]["server"]),
+        f"at most {format_epsilon(spent['limits']['server'])}",
+    ]
+
+
+def test_the_command_serves_until_it_is_interrupted(asked: Asked) -> None:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "silodp.cli.main",
+        "desk",
+        str(asked.home),
+        "--public",
+        str(asked.public),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        (link,) = [
+            line.strip() for _, line in zip(range(2), process.stderr, strict=False) if "http://" in line
+        ]
+        with urlopen(link, timeout=60) as reply:
+            assert b"The desk is open" in reply.read()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+    assert process.wait(30) == 0
