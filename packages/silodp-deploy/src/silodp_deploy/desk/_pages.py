@@ -40,9 +40,10 @@ from silodp_deploy.consortium import Consortium, take_copy
 from silodp_deploy.desk._limits import Limit, list_limits
 from silodp_deploy.lifetime import describe_shortfall, find_shortfall, read_spent
 from silodp_deploy.limits import read_audit
+from silodp_deploy.monitoring import State, describe_party, find_problems, read_state
 from silodp_deploy.policy import Policy
 from silodp_deploy.silo import find_name
-from silodp_deploy.status import STATUS, describe_process, describe_seen, load_status
+from silodp_deploy.status import STATUS, load_status
 
 PAGES = (
     ("", "What is asked"),
@@ -417,18 +418,13 @@ class Desk:
         if not (self.folder / STATUS).exists():
             return Page("status.html", "Status", {"found": None}, name="status")
         found = load_status(self.folder)
-        since = time.time() - found["written"]
-        ended = describe_process(found, since)
+        state = read_state(found, time.time() - found["written"])
         values = {
             "found": found,
             "now": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
-            "process": "The process of this silo is running." if ended is None else f"Not running: {ended}.",
-            "is_running": ended is None,
-            "seen": [
-                # The file says how long ago it was when the file was written.
-                (name, describe_seen(None if seen is None else seen + since))
-                for name, seen in found["seconds_since_seen"].items()
-            ],
+            "process": _describe_process(state),
+            "problems": list(find_problems(state).values()),
+            "seen": [(name, describe_party(state, name)) for name in state.seconds_since_seen],
             "spent": [
                 (ADVERSARY_LABELS.get(cast("Adversary", name), name), _tell(epsilon))
                 for name, epsilon in found["epsilon"].items()
@@ -489,6 +485,16 @@ class Desk:
 
 def _tell(epsilon: float | None) -> str:
     return "no guarantee" if epsilon is None else format_epsilon(epsilon)
+
+
+def _describe_process(state: State) -> str:
+    if state.stopped is not None:
+        return f"The run is over, stopped by the {state.stopped}."
+    return (
+        "The process of this silo is running."
+        if state.is_running
+        else "The process of this silo is not running."
+    )
 
 
 def _list_spent(spent: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
