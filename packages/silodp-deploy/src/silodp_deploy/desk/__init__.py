@@ -29,8 +29,8 @@ def desk(
         Option(metavar="FILE", help="The file by which a trust center numbers the silo's persons."),
     ] = None,
     port: Annotated[
-        int, Option(help="Port of the pages on this machine. 0: a free one.", min=0, max=65535)
-    ] = 0,
+        int | None, Option(help="Port of the pages on this machine. Default: a free one.", min=0, max=65535)
+    ] = None,
 ) -> None:
     """Show a silo's table, what is asked of it, status and ledger as pages on this machine, and accept or refuse there.
 
@@ -39,7 +39,7 @@ def desk(
     from silodp_deploy.desk._pages import Desk
     from silodp_deploy.desk._server import DeskServer
 
-    with DeskServer(Desk(folder, public, data, index), port) as server:
+    with DeskServer(Desk(folder, public, data, index), port or 0) as server:
         log("Open this link in a browser on this machine; it works once:")
         log(f"  {server.link}")
         log("Ctrl-C ends the desk.")

@@ -19,7 +19,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from silodp.cli._console import describe_failure
 from silodp.report.formatting import render
@@ -154,11 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _split(self) -> tuple[str, dict[str, str]]:
         """Return the path below the secret part, and the fields of the query."""
-        asked = urlsplit(self.path)
+        # Not by urlsplit, which raises for some texts that a stranger may send.
+        path, _, query = self.path.partition("?")
         base = self.server.base
-        if not secrets.compare_digest(asked.path[: len(base)].encode(), base.encode()):
+        if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
             raise _Refusal(403, _CLOSED)
-        return asked.path[len(base) :], _read_fields(asked.query)
+        return path[len(base) :], _read_fields(query)
 
     def _check_session(self) -> None:
         # Another program at this address may have set a cookie of the same name, so any of them counts.

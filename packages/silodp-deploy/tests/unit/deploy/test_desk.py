@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
+import silodp_deploy
 from silodp.accounting.guarantee import format_epsilon
 from silodp.data.tables.draft import inspect_table
 from silodp_deploy.acceptance import accept_at_silo
@@ -297,6 +298,23 @@ def test_no_path_leads_to_a_file(path: str, server: DeskServer) -> None:
     reply = Browser(server).get(path)
     assert reply.status in (403, 404) or "The desk is open" in reply.text
     assert "root:" not in reply.text
+
+
+@pytest.mark.parametrize("path", ["//[", "http://[/", "*", "/?" + "&".join("x" * 99)])
+def test_no_path_of_a_stranger_is_an_error(
+    path: str, server: DeskServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected error writes a file with its traceback, and a stranger could fill the disk with them."""
+    monkeypatch.setattr("silodp_deploy.desk._server.describe_failure", pytest.fail)
+    assert Browser(server, is_in=False).ask("GET", path).status == 403
+
+
+def test_no_other_module_needs_the_desk() -> None:
+    """Its folder and its line in pyproject.toml can be deleted."""
+    home = Path(silodp_deploy.__file__).parent
+    others = [path for path in home.rglob("*.py") if "desk" not in path.relative_to(home).parts]
+    assert len(others) > 20
+    assert [path for path in others if "silodp_deploy.desk" in path.read_text()] == []
 
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT"])
