@@ -6,9 +6,11 @@ import html
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -17,7 +19,7 @@ import pytest
 import silodp_deploy
 from silodp.accounting.guarantee import format_epsilon
 from silodp.data.tables.draft import inspect_table
-from silodp_deploy.acceptance import accept_at_silo
+from silodp_deploy.acceptance import Acceptance, accept_at_silo
 from silodp_deploy.check import check_table
 from silodp_deploy.consortium import Consortium
 from silodp_deploy.desk._pages import MAX_ROWS, PAGES, Desk
@@ -148,19 +150,25 @@ def test_a_public_folder_that_changes_after_it_was_read_is_not_accepted(
     assert not is_accepted(asked)
 
 
-def test_two_tabs_and_a_form_sent_twice_accept_once(asked: Asked, server: DeskServer) -> None:
+def test_two_tabs_and_a_form_sent_twice_accept_once(
+    asked: Asked, server: DeskServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+
+    def accept_slowly(*arguments: Any, **options: Any) -> Acceptance:
+        called.append(arguments)
+        time.sleep(0.5)  # the others arrive meanwhile
+        return accept_at_silo(*arguments, **options)
+
+    monkeypatch.setattr("silodp_deploy.desk._pages.accept_at_silo", accept_slowly)
     browser = Browser(server)
-    forms = [
-        asked.form(epsilon="30"),
-        asked.form(epsilon="40"),
-        asked.form(epsilon="30"),
-        {"choice": "refuse"},
-    ]
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(browser.post, forms[:3]))
+    forms = [asked.form(epsilon="30"), asked.form(epsilon="40"), asked.form(epsilon="30")]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(browser.post, forms))
     written = (asked.home / "policy.toml").read_text()
-    answers.append(browser.post(forms[3]))
+    answers.append(browser.post({"choice": "refuse"}))
     assert [answer.status for answer in answers] == [303] * 4
+    assert len(called) == 1
     assert (asked.home / "policy.toml").read_text() == written
     assert "Accepted" in browser.get("decision").text
     assert Policy.load(asked.home / "policy.toml").accepted == [Consortium.load(asked.public).digest]
@@ -178,8 +186,9 @@ def test_the_code_is_shown_in_full_only_once_it_was_compared(asked: Asked, serve
     assert asked.code in browser.get().text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "table?file=table.csv"])
 def test_a_page_shows_names_as_text_and_changes_nothing(name: str, asked: Asked, server: DeskServer) -> None:
+    write_answers(asked.home, 9)
     browser = Browser(server)
     before = read_files(asked.home)
     page = browser.get(name)
