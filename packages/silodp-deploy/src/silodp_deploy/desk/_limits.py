@@ -48,7 +48,7 @@ class Limit:
 
 
 def list_limits(folder: Path, consortium: Consortium, name: str, policy: Policy) -> list[Limit]:
-    """Return all limits of a policy that accepts the public folder.
+    """Return all limits of a policy that accepts the public folder, those that are not met first.
 
     Args:
         folder: Folder of the silo.
@@ -90,7 +90,8 @@ def list_limits(folder: Path, consortium: Consortium, name: str, policy: Policy)
         _list_spent(folder, consortium, name, policy),
         _list_persons(folder, consortium, name, policy),
     )
-    return [*spent, *found, *persons, *_list_later(policy)]
+    # What is not met first: nobody shall have to search for it.
+    return sorted([*spent, *found, *persons, *_list_later(policy)], key=lambda one: one.verdict != NOT_MET)
 
 
 def _list_spent(folder: Path, consortium: Consortium, name: str, policy: Policy) -> Iterator[Limit]:

@@ -133,6 +133,7 @@ def test_a_run_that_the_policy_refuses_cannot_be_accepted(asked: Asked, server: 
     rows = re.findall(r'<tr role="row">.*?</tr>', browser.get().text, re.DOTALL)
     states = {field: "✗ not met" in row for row in rows for field in re.findall(r"\((\w+)\)</th>", row)}
     assert (states["min_silos"], states["methods"], states["columns"]) == (True, False, False)
+    assert next(iter(states)) == "min_silos"  # what is not met comes first
     # Nor by a form that no page offers.
     answer = browser.post(asked.form())
     assert (answer.status, "(code policy.not_allowed)" in answer.text) == (422, True)
