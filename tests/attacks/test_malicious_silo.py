@@ -19,13 +19,14 @@ import pytest
 import torch
 
 from silodp.accounting import events
-from silodp.aggregators import Aggregator, Plain, attempts, plain
+from silodp.aggregators import Aggregator, Plain, RunSpec, SiloContext, attempts, plain
 from silodp.aggregators.limits import find_longest_sum
 from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms import clipping, quantization
+from silodp.methods import Method
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
 from silodp.wire.messages import Message
@@ -350,7 +351,13 @@ def test_a_count_below_zero_gives_a_person_of_other_silos_several_clips_unnotice
     assert lying < limit_of(Parties(aggregator, RECORDS))
 
 
-def measure_one_person(aggregator: Aggregator, claimed: int) -> float:
+def test_a_silo_that_claims_a_person_of_others_as_its_own_lets_them_count_nowhere():
+    """Under `select` the largest class of counts wins; the silo that claims it has no row to send."""
+    assert measure_one_person(SELECT, 0, PRIMARY) == pytest.approx(1, rel=0.01)
+    assert measure_one_person(SELECT, 40, PRIMARY) == pytest.approx(0, abs=0.01)
+
+
+def measure_one_person(aggregator: Aggregator, claimed: int, method: Method = RECORDS) -> float:
     """How many clips a person with 3 records in each of two silos moves the sum; a third claims a count for them."""
     x, y, user = np.full((3, 4), 50, np.float32), np.zeros(3, np.int64), np.zeros(3, np.int64)
     none = SiloData(BAD, x[:0], y[:0], user[:0])
@@ -368,9 +375,17 @@ def measure_one_person(aggregator: Aggregator, claimed: int) -> float:
         lie = claimed * int(self._blinding[0]) * (self._index == 1)
         return blind(self, [int((masks[0] + lie) % self.public.n), *masks[1:]])
 
-    blind = PaillierSilo.blind_counts
-    with answer_of(BAD, "masked counts", add_masked), patch.object(PaillierSilo, "blind_counts", add_blinded):
-        parties = Parties(aggregator, RECORDS, federation=federation)
+    def claim(self: Any, aggregator: Aggregator, spec: RunSpec, context: SiloContext) -> None:
+        counts = context.counts.copy()
+        counts[0] += claimed * (context.identity.name == BAD)
+        make(self, aggregator, spec, replace(context, counts=counts))
+
+    blind, make = PaillierSilo.blind_counts, select._Silo.__init__
+    with ExitStack() as stack:
+        stack.enter_context(answer_of(BAD, "masked counts", add_masked))
+        stack.enter_context(patch.object(PaillierSilo, "blind_counts", add_blinded))
+        stack.enter_context(patch.object(select._Silo, "__init__", claim))
+        parties = Parties(aggregator, method, federation=federation)
     with noise_of("", lambda noise: noise * 0, share_of(parties)):
         return float(parties.run_round(0).norm()) / parties.spec.bounds.clip
 
