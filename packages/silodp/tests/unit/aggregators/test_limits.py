@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from silodp.aggregators import Masked, Plain
 from silodp.aggregators.limits import bound_noise_norm, check_sum, find_longest_sum
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
-from silodp.methods import Ddp, FederationSize, UldpAvg
+from silodp.methods import Ddp, FederationSize, Method, UldpAvg
 from silodp.methods.participation import Participation
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
@@ -149,3 +149,25 @@ def test_clients_of_ddp_may_draw_all_their_records_in_every_step():
     population = FederationSize(3, 12)
     assert method.longest_sums(population, (10, 20, 30)) == pytest.approx((30.0, 7.5 + 30 + 22.5))
     assert method.longest_sums(population, None) == (math.inf, math.inf)
+
+
+def test_where_the_number_of_rows_is_not_public_any_finite_sum_is_taken():
+    spec = spec_of(Ddp(1.0, 0.5, 3, 1.0, 1.0, 0.1))
+    check_sum(spec, np.full(5, 1e200), 0, 3)
+    for wrong in (math.nan, math.inf, -math.inf):
+        with refused("run.long_sum"):
+            check_sum(spec, np.array([0, 0, wrong, 0, 0]), 0, 3)
+
+
+def test_where_silos_add_the_noise_themselves_anything_is_taken():
+    """Their local training may honestly diverge; `Server.step` leaves the model as it is."""
+
+    @dataclass(frozen=True, repr=False)
+    class Inside(UldpAvg):
+        def bounds(self, population):
+            return None
+
+        def longest_sums(self, population, record_counts):
+            return Method.longest_sums(self, population, record_counts)
+
+    check_sum(spec_of(Inside(1.0, 1.0)), np.full(5, math.nan), 0, 3)
