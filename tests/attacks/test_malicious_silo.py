@@ -26,10 +26,13 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms import clipping, quantization
-from silodp.methods import Method
+from silodp.methods import FederationSize, Method
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
 from silodp.wire.messages import Message
+from silodp_analytics.evaluation.methods import EvaluationSums
+from silodp_analytics.statistics.count import ClassCount
+from silodp_analytics.statistics.method import Statistics
 from silodp_private import lattice, select
 from silodp_private.paillier import aggregator as paillier
 from silodp_private.paillier.weighting import PaillierSilo
@@ -457,3 +460,15 @@ def test_a_silo_that_ends_in_another_session_stops_the_set_up():
 
     with answer_of(BAD, "confirm", lie), refused("session.altered"):
         Parties(*RUNS["masked"])
+
+
+def test_an_evaluation_takes_any_finite_counts_and_statistics_those_of_all_persons():
+    """How many records are held out is not public; the room for a million persons in a ring is no limit."""
+    size = FederationSize(3, 12)
+    assert EvaluationSums(noise_multiplier=1.0).longest_sums(size, None) == (math.inf, math.inf)
+    method = Statistics(
+        noise_multiplier=1.0, tables=(ClassCount("class", classes=("a", "b")),), records=2, persons=0.0
+    )
+    clip = method.bounds(size).clip
+    assert method.bounds(size).total > 10**6 * clip
+    assert method.longest_sums(size, None) == pytest.approx((4 * clip, 12 * clip))
