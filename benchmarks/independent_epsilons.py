@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEART, PERSONAL = "examples/heart_disease.toml", "examples/heart_disease_personal.toml"
 SECOND_RELEASES = """
 import json, sys
+from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.charges import ChargeCounts
 from silodp.config.resolve import load_config
 from silodp.runtime.guarantees import count_charges, derive_guarantees
@@ -46,10 +47,12 @@ found = load_config(config, changes)
 spec, _ = found.build_public_spec(None)
 releases = [("", 0, range(spec.rounds)), ("", 1, range(int(further)))]
 charged = count_charges(spec, releases, lambda about, n, release: about.release_events(None, n, release))
-counts = ChargeCounts(spec.noise_delta, found.accountant, spec.rounds, charged, {}, releases)
+accountant = choose_accountant(spec.list_events())
+counts = ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, {}, releases)
 print(json.dumps({"epsilon": derive_guarantees(spec, counts)[adversary].cost.epsilon}))
 """
 """What a run states where so many of its rounds were released twice: no command plans for that."""
+MARKS = ("<!-- table -->\n", "\n<!-- end of the table -->")
 
 
 def gaussian(sigma: float) -> Release:
@@ -152,7 +155,7 @@ def list_settings() -> list[Setting]:
     # Groups of records (section 4, G).
     steps = "uldp-group --noise-multiplier 5 --record-sampling .01 --steps 100000 --rounds 1 --silos 1 --group-size"
     for k in (1, 8, 64):
-        add(f"`uldp-group`, k={k}, γ=.01, σ=5, 10⁵ steps, S=1", "released", f"{steps} {k}", 
+        add(f"`uldp-group`, k={k}, γ=.01, σ=5, 10⁵ steps, S=1", "released", f"{steps} {k}",
             (group(k, 0.01, 5), 100_000))
     steps = "uldp-group --noise-multiplier 2 --record-sampling .05 --steps 20 --rounds 10 --silos 4 --group-size 8"
     add("`uldp-group`, k=8, γ=.05, σ=2, 200 steps, S=4", "released", steps, (group(2, 0.05, 2), 800))
@@ -349,7 +352,7 @@ class Allocation:
 
         sigma, steps, times = setting.allocated
         high, low = gaussian_allocation_epsilon_range(
-            delta=setting.delta, sigma=sigma, num_steps=steps, num_epochs=times, epsilon_accuracy=0.005
+            delta=setting.delta, sigma=sigma, num_steps=steps, num_epochs=times, epsilon_accuracy=0.02
         )
         return low, high
 
@@ -425,6 +428,11 @@ def round_out(value: float, up: bool) -> str:
     return f"{(math.ceil if up else math.floor)(value * 1e4 - (1e-7 if up else -1e-7)) / 1e4:.4f}"
 
 
+def format_percent(part: float) -> str:
+    """Return two digits of a part, in percent."""
+    return "< .001 %" if part < 1e-5 else f"{100 * part:.2g} %"
+
+
 def main() -> int:
     """Print the table; return 1 where a printed ε is too small."""
     parser = argparse.ArgumentParser(
@@ -434,12 +442,12 @@ def main() -> int:
         "--silodp", default=sys.executable, metavar="PYTHON", help="an interpreter that has silodp"
     )
     parser.add_argument("--only", default="", help="a word of the settings to try")
-    parser.add_argument("--write", type=Path, help="a file for the table")
+    parser.add_argument("--write", type=Path, help="a page whose table is replaced")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     lines = [
-        "| | setting | against | δ | silodp | at least | at most | by | silodp above it |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | setting | against | δ | silodp | at least | at most | by | silodp over the least | over the most |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines))
     wrong = 0
@@ -456,12 +464,12 @@ def main() -> int:
         low, high = max(low for low, _ in found.values()), min(high for _, high in found.values())
         below = [name for name, (least, _) in found.items() if stated < least]
         names = ", ".join(found)
-        excess = (
-            "–" if math.isinf(high) else "within" if stated <= high else f"{100 * (stated / high - 1):.2g} %"
-        )
+        shown = round_out(stated, True)
+        over = "–" if math.isinf(high) else "within" if stated <= high else format_percent(stated / high - 1)
+        gap = format_percent(float(shown) / float(round_out(low, False)) - 1)
         line = (
-            f"| {number} | {setting.name} | {setting.adversary} | {setting.delta:g} | {round_out(stated, True)} | "
-            f"{round_out(low, False)} | {round_out(high, True)} | {names} | {excess} |"
+            f"| {number} | {setting.name} | {setting.adversary} | {setting.delta:g} | {shown} | "
+            f"{round_out(low, False)} | {round_out(high, True)} | {names} | {gap} | {over} |"
         )
         lines.append(line)
         print(line, flush=True)
@@ -482,7 +490,9 @@ def main() -> int:
     lines += ["", f"With {versions}."]
     print("\n".join(lines[-2:]))
     if options.write:
-        options.write.write_text("\n".join(lines) + "\n")
+        before, begin, rest = options.write.read_text().partition(MARKS[0])
+        _, end, after = rest.partition(MARKS[1])
+        options.write.write_text("".join([before, begin, "\n", "\n".join(lines), "\n", end, after]))
     return 1 if wrong else 0
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support.benchmark_scripts import load_benchmark
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "review.md").read_text()
 CORE = ROOT / "packages" / "silodp" / "src" / "silodp"
@@ -137,9 +139,10 @@ def test_the_list_of_the_budgets_is_that_of_the_page() -> None:
 
 def test_every_file_has_a_claim_and_a_test() -> None:
     for file, row in TRUSTED.items():
-        assert len(row) == 4, file
+        assert len(row) == 5, file
         assert row[2].endswith("."), file
-        assert re.search(r"test_\w+\.py::test_\w+", row[3]), file
+        assert "](" in row[3] or row[3] == "–", file
+        assert re.search(r"test_\w+\.py::test_\w+", row[4]), file
 
 
 @pytest.mark.parametrize("place", TESTS)
@@ -172,3 +175,13 @@ def test_only_trusted_files_draw_make_shares_or_charge() -> None:
 def test_what_else_decides_is_outside_the_set() -> None:
     assert len(DECIDING) > 10
     assert [file for file in DECIDING if file in TRUSTED or not find_path(file).exists()] == []
+
+
+def test_every_claim_that_can_be_broken_has_its_line_and_is_on_the_page() -> None:
+    claims = load_benchmark("broken_claims").CLAIMS
+    section = PAGE.partition("\n## Break a claim\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and "`" in line]
+    assert sorted(re.findall(r"`([a-z-]+)`", "".join(rows))) == sorted(claims)
+    for change in claims.values():
+        assert (ROOT / change.file).read_text().count(change.line) == 1, change
+        assert change.test in TESTS
