@@ -466,7 +466,7 @@ def main() -> int:
         names = ", ".join(found)
         shown = round_out(stated, True)
         over = "–" if math.isinf(high) else "within" if stated <= high else format_percent(stated / high - 1)
-        gap = format_percent(float(shown) / float(round_out(low, False)) - 1)
+        gap = "BELOW" if below else format_percent(float(shown) / float(round_out(low, False)) - 1)
         line = (
             f"| {number} | {setting.name} | {setting.adversary} | {setting.delta:g} | {shown} | "
             f"{round_out(low, False)} | {round_out(high, True)} | {names} | {gap} | {over} |"
@@ -479,7 +479,7 @@ def main() -> int:
         if below:
             wrong += 1
             print(
-                f"FALSE GUARANTEE: {setting.name}: {stated} is below {names}: {found}",
+                f"FALSE GUARANTEE: {setting.name}: {stated} is below {below}: {found}",
                 file=sys.stderr,
                 flush=True,
             )
