@@ -2,6 +2,7 @@
 
 python folder_courier.py server SOCKET OUT IN    the folders hold one folder for each silo
 python folder_courier.py silo SOCKET OUT IN      the folders of this silo alone
+    --once                                       end when what lies in IN is answered, as in job.sh
 
 What is in OUT has to be carried into IN at the other end. IN and OUT may be one folder that both ends share.
 """
@@ -66,9 +67,14 @@ def carry_for_silo(socket: str, outgoing: Path, incoming: Path) -> None:
 for folder in sys.argv[3:5]:
     Path(folder).mkdir(parents=True, exist_ok=True)
 carry = {"server": carry_for_server, "silo": carry_for_silo}[sys.argv[1]]
+is_once = sys.argv[5:] == ["--once"]
 while True:
     try:
         carry(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
     except OSError as error:  # the party has not started, or stops: it will come back
         print(error, file=sys.stderr)
+        if is_once:
+            sys.exit(1)  # what is not answered lies there for the next job
         time.sleep(1)
+    if is_once:
+        break

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -17,8 +20,8 @@ from silodp.crypto.keys import Identity
 from silodp.wire.messages import Message
 from silodp.wire.transport import sign
 from silodp_deploy.courier import ask_silo
-from support.consortium import Processes, start_consortium
-from support.deployed import MASKED, PLAIN, assert_same_run, simulate, wait_for
+from support.consortium import COMMAND, Processes, start_consortium
+from support.deployed import AVG, MASKED, PLAIN, assert_same_run, config, count_charges, simulate, wait_for
 from support.places import SOURCES
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -27,7 +30,12 @@ COURIER = ROOT / "examples" / "folder" / "folder_courier.py"
 
 @contextmanager
 def start_couriers(
-    folder: Path, processes: Processes, program: str, *, by_hand: bool = False
+    folder: Path,
+    processes: Processes,
+    program: str,
+    *,
+    by_hand: bool = False,
+    parties: tuple[str, ...] | None = None,
 ) -> Iterator[None]:
     """Start a courier beside every party; it has the standard library and the package's source, and nothing else.
 
@@ -36,6 +44,7 @@ def start_couriers(
         processes: the parties.
         program: text of the courier.
         by_hand: whether each end has folders of its own; else they share one folder.
+        parties: beside whom; None: all.
     """
     (folder / "courier.py").write_text(program)
     command = [sys.executable, "-S", str(folder / "courier.py")]
@@ -58,7 +67,7 @@ def start_couriers(
                 stderr=log,
                 env={"PYTHONPATH": SOURCES},
             )
-            for party in ("server", *processes.names)
+            for party in (("server", *processes.names) if parties is None else parties)
         ]
         try:
             yield
@@ -193,3 +202,89 @@ def test_a_silo_answers_nobody_but_its_server_at_its_socket(tmp_path: Path) -> N
             reply = ask_silo(tmp_path / "silo.sock", body)
             assert (reply.body, reply.refused) == (b"", "message.signature")
         assert not (processes.home(silo) / "audit.jsonl").exists()
+
+
+SLOW = config(AVG, silos=2).replace("rounds = 3", "rounds = 2") + "epochs = 80\n"
+"""A silo computes for seconds, so that a job can be killed meanwhile."""
+
+
+def start_job(folder: Path, processes: Processes, silo: str) -> subprocess.Popen[bytes]:
+    """Start what a scheduler starts at a silo, in a process group as it kills them."""
+    binaries = folder / "bin"
+    binaries.mkdir(exist_ok=True)
+    for name, command in {"silodp": shlex.join(COMMAND), "python": sys.executable}.items():
+        (binaries / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (binaries / name).chmod(0o700)
+    arguments = [processes.public, processes.home(silo), folder / silo / "out", folder / silo / "in"]
+    environment = {"PATH": f"{binaries}:{os.environ['PATH']}", "COURIER": str(COURIER), "TMPDIR": str(folder)}
+    with (processes.home(silo) / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            ["sh", str(COURIER.with_name("job.sh")), *map(str, arguments)],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            start_new_session=True,
+        )
+
+
+def kill_while_it_computes(
+    processes: Processes, silo: str, job: subprocess.Popen[bytes], number: int
+) -> None:
+    """Kill a job when the silo's ledger is charged and its answer is not in the audit log yet."""
+
+    def count_lines(pattern: str, kind: str) -> int:
+        found = [path.read_text() for path in processes.home(silo).glob(pattern)]
+        return sum(text.count(f'"kind": "{kind}"') + text.count(f'"kind":"{kind}"') for text in found)
+
+    answered = count_lines("audit.jsonl", "update")
+    wait_for(processes, lambda: count_lines("ledgers/*.jsonl", "charge") > 0)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait(30)
+    assert count_lines("audit.jsonl", "update") == answered
+    assert list((processes.folder.parent / silo / "in").glob("*.request"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_silos_that_are_jobs_train_the_model_of_the_simulation_though_one_is_killed(tmp_path: Path) -> None:
+    """Between two jobs no process of a silo runs. The next job answers the killed one's request, and charges nothing."""
+    simulated = simulate(tmp_path, SLOW)
+    killed = False
+    with (
+        start_consortium(tmp_path, SLOW) as processes,
+        start_couriers(tmp_path, processes, COURIER.read_text(), by_hand=True, parties=("server",)),
+    ):
+        processes.start(
+            "server", "--socket", str(tmp_path / "server.sock"), "--patience", "300", "--repeat", "300"
+        )
+        end = time.monotonic() + 250
+        while processes.running["server"].poll() is None and time.monotonic() < end:
+            for silo in processes.names:
+                for source, target in (
+                    (tmp_path / "server" / "out" / silo, tmp_path / silo / "in"),
+                    (tmp_path / silo / "out", tmp_path / "server" / "in" / silo),
+                ):
+                    target.mkdir(parents=True, exist_ok=True)
+                    for path in [*source.glob("*.request"), *source.glob("*.answer")]:
+                        path.rename(target / path.name)
+                job = start_job(tmp_path, processes, silo)
+                has_update = (
+                    len(processes.audit(silo)) if (processes.home(silo) / "audit.jsonl").exists() else 0
+                )
+                if (
+                    not killed
+                    and silo == "silo-1"
+                    and has_update >= 2
+                    and list((tmp_path / silo / "in").iterdir())
+                ):
+                    kill_while_it_computes(processes, silo, job)
+                    killed = True
+                else:
+                    assert job.wait(120) == 0, processes.log(silo)
+            time.sleep(0.2)
+        assert processes.wait_for_server() == 0, processes.log("server")
+        assert killed
+        assert_same_run(processes, simulated)
+        for silo in processes.names:
+            assert count_charges(processes, silo) == 2
+            assert [one["round"] for one in processes.audit(silo) if one["kind"] == "update"] == [0, 1]
