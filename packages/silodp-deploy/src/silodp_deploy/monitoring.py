@@ -123,15 +123,15 @@ def find_problems(state: State, stuck_seconds: float = STUCK_SECONDS) -> dict[st
         )
     if state.error is not None:
         problems["SilodpError"] = f"last error: {state.error}"
-    passed = state.seconds_since_round
-    if passed is not None and passed > stuck_seconds and state.stopped is None:
+    passed, is_at_work = state.seconds_since_round, state.is_running and state.stopped is None
+    if passed is not None and passed > stuck_seconds and is_at_work:
         problems["SilodpStuck"] = (
             f"no round was done for {passed / 60:.0f} minutes: see in the log who is waited for"
         )
     silent = [
         name
         for name, seen in state.seconds_since_seen.items()
-        if seen is not None and seen > SILENT_SECONDS and state.stopped is None
+        if seen is not None and seen > SILENT_SECONDS and is_at_work
     ]
     if silent:
         problems["SilodpSilent"] = f"nothing was heard of {', '.join(silent)}: ask who runs the machine"

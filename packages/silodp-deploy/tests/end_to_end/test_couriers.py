@@ -247,7 +247,7 @@ def kill_while_it_computes(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_silos_that_are_jobs_train_the_model_of_the_simulation_though_one_is_killed(tmp_path: Path) -> None:
-    """Between two jobs no process of a silo runs. The next job answers the killed one's request, and charges nothing."""
+    """Between two jobs no process of a silo runs. The next job answers the killed one's request without a charge."""
     simulated = simulate(tmp_path, SLOW)
     killed = False
     with (

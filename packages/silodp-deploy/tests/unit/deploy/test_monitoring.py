@@ -43,6 +43,9 @@ CASES = {
     "well": (WELL, set[str]()),
     "ended, the run is not over": (replace(WELL, is_running=False), {"SilodpDown"}),
     "the run is over": (replace(WELL, **OVER, seconds_since_round=1e6, seconds_since_seen={"north": 1e6}), set[str]()),
+    "ended long ago": (
+        replace(WELL, is_running=False, seconds_since_round=1e6, seconds_since_seen={"north": 1e6}), {"SilodpDown"}
+    ),
     "an error": (replace(WELL, error="the disk is full"), {"SilodpError"}),
     "just in time": (replace(WELL, seconds_since_round=3600.0), set[str]()),
     "stuck": (replace(WELL, seconds_since_round=3601.0), {"SilodpStuck"}),
