@@ -227,9 +227,7 @@ def start_job(folder: Path, processes: Processes, silo: str) -> subprocess.Popen
         )
 
 
-def kill_while_it_computes(
-    processes: Processes, silo: str, job: subprocess.Popen[bytes], number: int
-) -> None:
+def kill_while_it_computes(processes: Processes, silo: str, job: subprocess.Popen[bytes]) -> None:
     """Kill a job when the silo's ledger is charged and its answer is not in the audit log yet."""
 
     def count_lines(pattern: str, kind: str) -> int:
