@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -609,3 +611,19 @@ def test_the_path_of_less_counted_time_is_taken():
     x, y = make("linear", 60)[1:]
     taken = [build_persons(task, x, y).is_faster(draw(task), owner, STEP) for task in (large, deep)]
     assert taken == [True, False]
+
+
+def test_a_step_of_persons_does_not_import_the_compiler_of_torch():
+    """It takes a second of every new process, which is more than a round of small models."""
+    lines = (
+        "import sys, torch",
+        "from silodp.training import LocalTraining, Task, cross_entropy",
+        "from silodp.training.models import mlp",
+        "from silodp.training.sgd import compute_updates, persons",
+        "task, owner = Task(mlp(), cross_entropy()), torch.arange(20) // 4",
+        "x, y, generator = torch.randn(20, 30), torch.arange(20) % 2, torch.Generator()",
+        "assert persons.PersonGradients.try_build(task, x, y) is not None",
+        "list(compute_updates(task, task.initial(0), x, y, owner, LocalTraining(1.0), generator))",
+        "sys.exit('torch._dynamo' in sys.modules)",
+    )
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)]).returncode == 0

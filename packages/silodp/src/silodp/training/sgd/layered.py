@@ -35,6 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from silodp.data.inputs import map_arrays
 from silodp.mechanisms.rows import FactoredRows, Products
 from silodp.training.gradients import (
+    GradientBuilder,
     ReplaceFunctions,
     has_layer,
     is_looped,
@@ -140,18 +141,19 @@ class LayeredGradient:
         self._cloned = [(task.names.index(name), attrgetter(name)) for name in task.cloned]
 
     @classmethod
-    def try_build(cls, task: Task, x: Any, y: Tensor) -> Self | None:
+    def try_build(cls, task: Task, x: Any, y: Tensor, build: GradientBuilder | None = None) -> Self | None:
         """Return the gradients, or None where the general path is needed.
 
         Args:
             task: The model and the loss.
             x: Records (n, ...) of the kind to come, of which no value is looked at.
             y: Their targets (n, ...).
+            build: Builds the general path; None chooses the fastest one.
         """
         if task.dtype != torch.float32:
             return None
         try:
-            build = select_gradient("record", task, x, y)
+            build = build or select_gradient("record", task, x, y)
             if is_looped(build):
                 return None
             params = task.unflatten(task.flatten(task.model))

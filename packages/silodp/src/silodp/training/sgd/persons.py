@@ -20,7 +20,7 @@ from torch import Tensor
 
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
-from silodp.training.gradients import build_user_gradient, select_gradient
+from silodp.training.gradients import build_expanded_record_gradient, build_user_gradient, select_gradient
 from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._packing import round_up
 from silodp.training.sgd._planning import (
@@ -74,7 +74,8 @@ class PersonGradients:
             # record is a batch of its own.
             if builder is not build_user_gradient or task.find_padded(builder, x, y) is None:
                 return None
-            return LayeredGradient.try_build(task, x, y)
+            # Made of `builder`, which does not import torch's compiler.
+            return LayeredGradient.try_build(task, x, y, build_expanded_record_gradient)
 
         gradient = task.engine.get(("persons", get_kind(x), get_kind(y)), build)
         return None if gradient is None else cls(task, gradient, x, y)
