@@ -19,15 +19,12 @@ from silodp.training.sgd import _planning
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
 from silodp.training.sgd._tracing import TracedGradient
-from silodp.training.task import Task, flatten_rows
+from silodp.training.task import Task
 
 # Records of a measured step, at most; the cost of wider batches is extrapolated.
 _MEASURED_WIDTH = 512
 # Steps whose records are gathered at once, at most: more save no time, and small records would fill the block.
 _BLOCK_STEPS = 256
-# From so many steps and bytes of rows on, each parameter is copied out of the users' rows: products of matrices that
-# lie far apart in memory take up to a third longer, where batches are short.
-_STEPS_TO_COPY, _BYTES_TO_COPY = 4, 1 << 17
 # Up to so many users whose batches are not padded train one after another: vmap takes some five times the operations.
 _FEW = 4
 # Segments that are kept from planning, of all chunks together. The others are planned again when they run, so that
@@ -49,13 +46,14 @@ class _Chunk:
         counts: The number of records of each user, (r,).
         first: Where each user's records begin in a row of `order`, (r,).
         order: The record indices in the order of training (epochs, n), user after user.
-        states: The users' parameters (r, d), and with momentum their velocities (r, d); training changes them in place.
+        states: The users' parameters, and with momentum their velocities: one tensor (r, ...) for each parameter, views
+            of rows (r, d), which training changes in place.
     """
 
     counts: Tensor
     first: Tensor
     order: Tensor
-    states: list[Tensor]
+    states: list[tuple[Tensor, ...]]
 
 
 class Trainer:
@@ -177,11 +175,12 @@ class Trainer:
             block_bytes: How many bytes of records of coming steps may be gathered at once.
         """
         rows = self.start.repeat(len(users), 1)
+        states = [rows, torch.zeros_like(rows)] if self.local.momentum else [rows]
         chunk = _Chunk(
             counts=users.counts,
             first=users.counts.cumsum(0) - users.counts,
             order=draw_batch_order(users, self.local, generator),
-            states=[rows, torch.zeros_like(rows)] if self.local.momentum else [rows],
+            states=[self.task.unflatten(state) for state in states],
         )
         with torch.no_grad():
             for segment in segments:
@@ -212,12 +211,8 @@ class Trainer:
             )
 
         at = users.to(self.task.device)
-        own = [matrix[at] for matrix in chunk.states]
-        parts = [self.task.unflatten(part) for part in own]
-        is_large = segment.steps >= _STEPS_TO_COPY and own[0].nbytes >= _BYTES_TO_COPY
-        if is_large:
-            parts = [tuple(part.contiguous() for part in shaped) for shaped in parts]
-            own.clear()
+        # Each parameter apart: products of matrices that lie far apart in memory take up to a third longer.
+        parts = [[state.index_select(0, at) for state in shaped] for shaped in chunk.states]
         params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
         # Users with one batch train on the same one in every epoch, so it is gathered and prepared once.
         repeats = 1 if (self.local.batches(counts[users]) > 1).any() else segment.steps
@@ -231,17 +226,15 @@ class Trainer:
             for inputs in prepared * repeats:
                 found = traced.step(params, inputs) if traced else self.gradient(params, *inputs)
                 self.local.step(params, speeds, found)
-        if is_large:
-            own = [flatten_rows(shaped) for shaped in parts]
-        for matrix, part in zip(chunk.states, own, strict=True):
-            matrix[at[:real]] = part[:real]
+        for state, part in zip(chain(*chunk.states), chain(*parts), strict=True):
+            state.index_copy_(0, at[:real], part[:real])
 
     def _run_in_turn(self, segment: Segment, chunk: _Chunk) -> None:
         """Take the steps of a segment one user after another, on batches without padding."""
         # Most steps are on whole batches, which have one shape for all users.
         can_trace = self.can_vectorize and should_trace(segment.steps * len(segment.users))
         for user, done in zip(segment.users.tolist(), segment.done.tolist(), strict=True):
-            views = [self.task.unflatten(matrix[user]) for matrix in chunk.states]
+            views = [[state[user] for state in shaped] for shaped in chunk.states]
             parts = [gradients.put_channels_last(self.task, shaped, self.x) for shaped in views]
             params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
             records = chunk.order[:, chunk.first[user] : chunk.first[user] + chunk.counts[user]]
@@ -287,7 +280,7 @@ class Trainer:
         def trace() -> TracedGradient | None:
             example = self._make_up(padded_users, width)
             gradient = self.gradient if self.single_user else gradients.build_traceable_gradient(self.task)
-            params = self.task.unflatten(self.start.repeat(padded_users, 1))
+            params = [p.contiguous() for p in self.task.unflatten(self.start.repeat(padded_users, 1))]
             return TracedGradient.try_trace(gradient, params, example, self.single_user)
 
         return self.task.engine.get(("trace", self.data, padded_users, width), trace)
