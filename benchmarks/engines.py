@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from silodp.data.inputs import NamedArrays
+from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.mechanisms.clipping import clip_rows, sum_rows
 from silodp.training import LocalTraining, Loss, Task, cross_entropy
 from silodp.training.model_state import call_model
@@ -251,7 +251,7 @@ def sum_steps(build: Callable[[], nn.Module], x: Any, loss: Loss, y: Tensor) -> 
 
     def make() -> Task:
         torch.manual_seed(0)
-        return Task(build(), loss, pretrained=True)
+        return Task(build().to(y.device), loss, pretrained=True)
 
     task, others = make(), make()
     params, local = task.flatten(task.model), LocalTraining(1.0)
@@ -260,7 +260,7 @@ def sum_steps(build: Callable[[], nn.Module], x: Any, loss: Loss, y: Tensor) -> 
     trained = [p for p in model.parameters() if p.requires_grad]
 
     def compute() -> Tensor:
-        total = torch.zeros(task.size, dtype=torch.float64)
+        total = torch.zeros(task.size, dtype=torch.float64, device=y.device)
         for ids, rows in compute_updates(task, params, x, y, owner, local, torch.Generator().manual_seed(0)):
             clipped = clip_rows(ids, rows, CLIP)
             total += sum_rows(clipped, clipped.factors)
@@ -273,13 +273,30 @@ def sum_steps(build: Callable[[], nn.Module], x: Any, loss: Loss, y: Tensor) -> 
         return torch.autograd.grad(value, trained, materialize_grads=True)
 
     def loop() -> Tensor:
-        total = torch.zeros(task.size)
+        total = torch.zeros(task.size, device=y.device)
         for first in range(0, len(owner), EACH):
             row = torch.cat([g.flatten() for g in differentiate(slice(first, first + EACH))])
             total -= row * min(1.0, CLIP / float(row.norm()))
         return total
 
     return {"non-private": lambda: differentiate(slice(None)), "silodp": compute, "loop": loop}
+
+
+def list_steps(name: str, device: str = "cpu") -> dict[str, Callable[[], Any]]:
+    """Return all ways of computing the sum of persons' steps for a model of `PERSON_MODELS`.
+
+    Raises:
+        ImportError: The package of the model is not installed.
+    """
+    build, draw = PERSON_MODELS[name]
+    torch.manual_seed(1)
+    x = map_arrays(lambda part: part.to(device), draw())
+    if name == "u-net":
+        loss = Loss.per_record("squares", lambda outputs, targets: (outputs - targets).square().mean(1))
+        y = torch.randn(PERSONS * EACH, 256)
+    else:
+        loss, y = cross_entropy(), torch.randint(2, (PERSONS * EACH,))
+    return sum_steps(build, x, loss, y.to(device))
 
 
 def sum_with_silodp(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
@@ -378,16 +395,8 @@ def measure_records(name: str) -> None:
 
 def measure_persons(name: str) -> None:
     """Print the lines of a model in the table of persons."""
-    build, draw = PERSON_MODELS[name]
-    torch.manual_seed(1)
-    x = draw()
-    if name == "u-net":
-        loss = Loss.per_record("squares", lambda outputs, targets: (outputs - targets).square().mean(1))
-        y = torch.randn(PERSONS * EACH, 256)
-    else:
-        loss, y = cross_entropy(), torch.randint(2, (PERSONS * EACH,))
     with contextlib.suppress(ImportError):
-        print_ways(name, sum_steps(build, x, loss, y), drops=name in DROPPING)
+        print_ways(name, list_steps(name), drops=name in DROPPING)
 
 
 def print_ways(name: str, ways: dict[str, Callable[[], Any]], *, drops: bool = False) -> None:

@@ -6,7 +6,8 @@
 The first needs less than ten minutes beside 16 cores; the second, to try the program, 90 CPU seconds. Where the
 packages are not installed, add every packages/*/src to PYTHONPATH.
 
-The table of single records' gradients is that of engines.py. In the last table "loop" is one optimizer per user, timed
+The tables of single records' and of persons' gradients are those of engines.py, whose models of packages are left out
+where these are not installed. In the last table "loop" is one optimizer per user, timed
 on 20 users and scaled by their number; "floor" is the same number of record gradients in batches of 4,096 or smaller,
 the fastest of three sizes.
 """
@@ -14,10 +15,12 @@ the fastest of three sizes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,13 +132,31 @@ def read_clock(device: str) -> float:
     return time.perf_counter()
 
 
-def measure_records(model: str, device: str, turns: int) -> tuple[dict[str, float], torch.Tensor]:
-    """Return the seconds of each way of engines.py for its batch of records, and silodp's clipped sum (d,)."""
+def list_record_ways(model: str, device: str) -> dict[str, Callable[[], Any]]:
+    """Return the ways of engines.py for its batch of records."""
     make, draw = engines.MODELS[model]
     torch.manual_seed(1)
     x, y = draw(), torch.randint(engines.CLASSES, (engines.RECORDS,))
-    ways = engines.list_ways(make, x.to(device), y.to(device))
-    return measure_in_turn(ways, turns, lambda: read_clock(device)), ways["silodp"]().cpu()
+    return engines.list_ways(make, x.to(device), y.to(device))
+
+
+def print_ways(model: str, list_ways: Callable[[str, str], dict[str, Callable[[], Any]]], given: Any) -> None:
+    """Print the milliseconds of every way on the CPU and the device, and how far silodp's sums (d,) are apart.
+
+    With dropout each device draws its own.
+    """
+    wanted = None
+    for where in dict.fromkeys(("cpu", given.device)):
+        ways = list_ways(model, where)
+        taken = measure_in_turn(
+            ways, 1 if given.small else engines.TURNS, lambda where=where: read_clock(where)
+        )
+        total = ways["silodp"]().cpu()
+        wanted = total if wanted is None else wanted
+        apart = "–" if model in engines.DROPPING else f"{float((total - wanted).norm() / wanted.norm()):.1e}"
+        for way, seconds in taken.items():
+            ratio = taken["silodp"] / seconds
+            print(f"| {model}, {where} | {way} | {1e3 * seconds:.3g} | {ratio:.2f} | {apart} |", flush=True)
 
 
 def measure(work: Callable[[], None], device: str, repetitions: int = 3) -> float:
@@ -217,17 +238,12 @@ def main() -> None:
     print(f"| clipped sum of {engines.RECORDS} records' gradients | way | ms | silodp / it | difference |")
     print("|---|---|---|---|---|", flush=True)
     for model in engines.MODELS:
-        wanted = None
-        for where in dict.fromkeys(("cpu", device)):
-            taken, total = measure_records(model, where, 1 if given.small else engines.TURNS)
-            wanted = total if wanted is None else wanted
-            apart = float((total - wanted).norm() / wanted.norm())
-            for way, seconds in taken.items():
-                ratio = taken["silodp"] / seconds
-                print(
-                    f"| {model}, {where} | {way} | {1e3 * seconds:.3g} | {ratio:.2f} | {apart:.1e} |",
-                    flush=True,
-                )
+        print_ways(model, list_record_ways, given)
+    print(f"| clipped sum of {engines.PERSONS} persons' steps | way | ms | silodp / it | difference |")
+    print("|---|---|---|---|---|", flush=True)
+    for model in engines.PERSON_MODELS:
+        with contextlib.suppress(ImportError):
+            print_ways(model, engines.list_steps, given)
     print(
         "| seconds | together | loop | floor | 2,000 clipped gradients |\n|---|---|---|---|---|", flush=True
     )
