@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,7 +43,9 @@ _HEADERS = {
 }
 _MAX_FIELDS = 20
 _SECONDS = 10.0
-"""Time in which a request must arrive."""
+"""A connection on which nothing arrives for so long is closed."""
+_MAX_STRANGERS = 64
+"""Connections that have not shown the cookie yet: for a further one the oldest of them is closed."""
 _CLOSED = "This page is for the browser that opened the link of 'silodp desk'. Start the command again for a new link."
 
 
@@ -75,12 +79,40 @@ class DeskServer(ThreadingHTTPServer):
         self.socket = listen_at((ADDRESS, port), "port")
         self.server_port = int(self.socket.getsockname()[1])
         self.desk, self.one_at_a_time = desk, threading.Lock()
+        self._strangers, self._changing = dict[socket.socket, None](), threading.Lock()
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
         self.base = f"/{secrets.token_urlsafe(16)}/"
         self.key, self.session, self.form_key = (secrets.token_urlsafe(32) for _ in range(3))
         self.is_open = False
         # Who opens the link, and who is in: two secrets, since a link may be seen on the screen.
         self.link = f"http://{ADDRESS}:{self.server_port}{self.base}open?key={self.key}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread; whoever keeps many open without a request takes no place from others."""
+        with self._changing:
+            self._strangers[request] = None
+            if len(self._strangers) > _MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end, and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.admit(request)
+        super().shutdown_request(request)
+
+    def use_link(self) -> bool:
+        """Use the link up; return whether it was unused."""
+        with self._changing:
+            was_open, self.is_open = self.is_open, True
+        return not was_open
+
+    def admit(self, request: socket.socket) -> None:
+        """Keep a connection open however many others there are."""
+        with self._changing:
+            self._strangers.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log that a connection failed, as where a browser goes away; the others go on."""
@@ -106,9 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, find: Any) -> None:
         try:
-            # One after the other: a second "accept" finds what the first has written.
-            with self.server.one_at_a_time:
-                found = find()
+            found = find()
         except _Refusal as refusal:
             found = Page("message.html", refusal.told, {"told": ""}, refusal.status)
         except Exception as error:
@@ -127,7 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._check_session()
         if path not in self._names:
             raise _Refusal(404, "There is no such page")
-        return self.server.desk.show(path, query)
+        with self.server.one_at_a_time:
+            return self.server.desk.show(path, query)
 
     def _post(self) -> str | Page:
         self._check_host()
@@ -139,7 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(403, "The form is of an earlier desk: open the page again")
         if path != "decision":
             raise _Refusal(404, "There is no such form")
-        return self.server.desk.decide(form)
+        # One after the other: a second "accept" finds what the first has written.
+        with self.server.one_at_a_time:
+            return self.server.desk.decide(form)
 
     def _check_host(self) -> None:
         if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
@@ -167,14 +200,15 @@ class _Handler(BaseHTTPRequestHandler):
         expected = f"{COOKIE}={self.server.session}".encode()
         if not any(secrets.compare_digest(one.encode(), expected) for one in cookies):
             raise _Refusal(403, _CLOSED)
+        self.server.admit(self.connection)
 
     def _open(self, key: str) -> Page:
         """Let the first browser in that has the link; for one that is in, the link leads to the first page."""
         server = self.server
         is_right = secrets.compare_digest(key.encode(), server.key.encode())
-        if not is_right or server.is_open:
+        # Of two at the same time, one finds it used.
+        if not (is_right and server.use_link()):
             self._check_session()
-        server.is_open = True
         # A page and no redirect: after a click in another site, no cookie that is strict would come with it.
         return Page("open.html", "The desk is open", {"session": server.session})
 
@@ -182,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or self.headers.get("Transfer-Encoding"):
             raise _Refusal(411, "The form does not say how long it is")
-        if int(length) > MAX_FORM_BYTES:
+        # By its digits first: Python refuses to read a number of thousands.
+        if len(length) > 9 or int(length) > MAX_FORM_BYTES:
             raise _Refusal(413, f"The form has more than {MAX_FORM_BYTES:,} bytes")
         if self.headers.get_content_type() != "application/x-www-form-urlencoded":
             raise _Refusal(415, "This is no form of the desk")

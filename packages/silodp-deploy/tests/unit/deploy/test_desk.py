@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import re
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,6 +32,7 @@ from support.commands import Silodp, assert_sentence
 from support.consortium import COMMAND, start_consortium
 from support.deployed import PLAIN
 from support.desk import EVIL, Asked, Browser, ask_silo, is_accepted, read_files, serving_desk, write_answers
+from support.https import wait_until
 
 NAMES = [name for name, _ in PAGES]
 
@@ -279,6 +283,7 @@ def test_a_form_needs_the_secret_field_of_the_page(asked: Asked, server: DeskSer
     ("headers", "status"),
     [
         ({"Content-Length": str(MAX_FORM_BYTES + 1)}, 413),
+        ({"Content-Length": "9" * 5000}, 413),
         ({"Content-Length": None}, 411),
         ({"Content-Length": "-1"}, 411),
         ({"Transfer-Encoding": "chunked"}, 411),
@@ -487,3 +492,40 @@ def test_the_command_serves_until_it_is_interrupted(asked: Asked) -> None:
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+def test_connections_without_a_request_take_no_place(server: DeskServer) -> None:
+    """Another user may keep any number open, and send a byte now and then."""
+    browser, address = Browser(server), ("127.0.0.1", server.server_port)
+    before = threading.active_count()
+    with ExitStack() as ending:
+        for _ in range(200):
+            stranger = ending.enter_context(socket.create_connection(address))
+            stranger.sendall(b"GET / HT")
+        assert browser.get("status").status == 200
+        # Before those that send nothing are closed.
+        wait_until(lambda: threading.active_count() <= before + 70, 5)
+
+
+def test_a_stranger_is_refused_while_a_page_is_made(
+    asked: Asked, server: DeskServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else threads of strangers would gather while a long table is read."""
+    browser, is_shown, is_read = Browser(server), threading.Event(), threading.Event()
+    show = server.desk.show
+
+    def show_slowly(*arguments: Any) -> Any:
+        is_read.set()
+        is_shown.wait(20)
+        return show(*arguments)
+
+    monkeypatch.setattr(server.desk, "show", show_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        page = pool.submit(browser.get, "status")
+        try:
+            assert is_read.wait(60)
+            assert Browser(server, is_in=False).get().status == 403
+            assert not page.done()
+        finally:
+            is_shown.set()
+        assert page.result().status == 200
