@@ -18,16 +18,20 @@ import secrets
 import socket
 import threading
 from contextlib import suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs
 
 from silodp.cli._console import describe_failure
-from silodp.report.formatting import render
+from silodp.report.formatting import FILTERS, make_environment
 from silodp_deploy.desk._pages import PAGES, Desk, Page
 from silodp_deploy.https import listen_at
 from silodp_deploy.https._monitor import PAGE_HEADERS
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _log = logging.getLogger(__name__)
 
@@ -229,15 +233,19 @@ class _Handler(BaseHTTPRequestHandler):
         if session := values.pop("session", None):
             headers["Set-Cookie"] = f"{COOKIE}={session}; Path={self.server.base}; HttpOnly; SameSite=Strict"
         is_inside = page.name is not None  # else nobody may have shown a cookie: the page has no secret
-        text = render(
-            Path(__file__).parent / page.template,
-            title=page.title,
-            pages=PAGES if is_inside else (),
-            here=page.name,
-            form_key=self.server.form_key if is_inside else "",
-            **values,
+        text = (
+            _make_environment()
+            .get_template(page.template)
+            .render(
+                title=page.title,
+                pages=PAGES if is_inside else (),
+                here=page.name,
+                form_key=self.server.form_key if is_inside else "",
+                **values,
+            )
         )
-        self._send(page.status, text.encode(), headers)
+        # A name of a file that is no UTF-8 has half of a character.
+        self._send(page.status, text.encode(errors="replace"), headers)
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -263,3 +271,21 @@ def _read_fields(text: str) -> dict[str, str]:
     except ValueError:
         raise _Refusal(400, f"The form has more than {_MAX_FIELDS} fields") from None
     return {name: values[-1] for name, values in found.items()}
+
+
+@cache
+def _make_environment() -> Environment:
+    """Return what renders the pages."""
+    environment = make_environment(Path(__file__).parent).overlay(finalize=_show_controls)
+    environment.filters |= FILTERS
+    return environment
+
+
+def _show_controls(value: Any) -> Any:
+    """Return a text with characters visible that would hide or reorder others: the coordinator wrote it.
+
+    Lines stay, as in a query. What a form sends back is given as `value | e`, which is left as it is.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in value)

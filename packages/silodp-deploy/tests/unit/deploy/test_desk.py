@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import signal
 import socket
@@ -529,3 +530,35 @@ def test_a_stranger_is_refused_while_a_page_is_made(
         finally:
             is_shown.set()
         assert page.result().status == 200
+
+
+def test_characters_that_hide_or_reorder_others_are_shown(asked: Asked, server: DeskServer) -> None:
+    """As `deploy accept` shows them: a name that reads otherwise than it is could be taken for a known one."""
+    evil = "a\u202eb\u200bc"
+    server.desk._agreed["table"]["columns"].append(evil)
+    table = asked.home / "table.csv"
+    table.write_text(table.read_text().replace("note", evil, 1))
+    browser = Browser(server)
+    for name in ("", "table?file=table.csv"):
+        page = browser.get(name)
+        assert page.status == 200
+        assert r"a\u202eb\u200bc" in page.text
+        assert all(c.isprintable() or c == "\n" for c in page.text)
+
+
+@pytest.mark.parametrize("name", ["my  table.csv", "my\xa0table.csv", " my table.csv"])
+def test_a_table_with_any_name_can_be_chosen(name: str, asked: Asked, server: DeskServer) -> None:
+    (asked.home / "table.csv").rename(asked.home / name)
+    browser = Browser(server)
+    for page in ("table", "decision"):
+        # A browser sends the value as it is; of a text it would take out spaces.
+        (value,) = re.findall(r'<option value="([^"]*)"', browser.get(page).text)
+        assert html.unescape(value) == name
+    assert browser.post(asked.form(table=name)).status == 303
+    assert is_accepted(asked)
+
+
+def test_a_file_whose_name_is_no_utf8_hides_no_page(asked: Asked, server: DeskServer) -> None:
+    (asked.home / os.fsdecode(b"\xff.csv")).touch()
+    browser = Browser(server)
+    assert [browser.get(name).status for name in ("table", "decision")] == [200, 200]
