@@ -41,8 +41,8 @@ from silodp_deploy.desk._limits import Limit, list_limits
 from silodp_deploy.lifetime import describe_shortfall, find_shortfall, read_spent
 from silodp_deploy.limits import read_audit
 from silodp_deploy.monitoring import State, describe_party, find_problems, read_state
-from silodp_deploy.policy import Policy
-from silodp_deploy.silo import find_name
+from silodp_deploy.policy import ACCEPTED, Policy
+from silodp_deploy.silo import find_name, load_identity
 from silodp_deploy.status import STATUS, load_status
 
 PAGES = (
@@ -139,6 +139,8 @@ class Desk:
         self._consortium = None if public is None else take_copy(public, folder)
         if self._consortium is not None:
             self._name = find_name(folder, self._consortium)
+        else:
+            _check_folder(folder)
 
     def show(self, name: str, query: Mapping[str, str]) -> Page:
         """Return a page.
@@ -248,7 +250,7 @@ class Desk:
         rows = [(f"{one.name} ({one.field})", one.allowed, one.asked, one.describe()) for one in limits]
         return {
             "limits": rows,
-            "has_filter": policy is not None and bool(policy.filter_bounds),
+            "has_filter": policy is not None and bool(policy.filter_bounds and policy.lifetime_epsilon),
             "is_new": is_new,
             "blocked": problem,
             "warnings": warnings,
@@ -481,6 +483,19 @@ class Desk:
             if path.is_file() and not path.is_symlink() and (find_ending(path) or path.suffix == ".npz"):
                 found.setdefault(path.name, path)
         return found
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that is no silo's: of any other the pages would say that nothing has left it.
+
+    Raises:
+        SilodpError: It has no key, or is the server's (code deploy.key).
+    """
+    load_identity(folder, "")
+    if (folder / ACCEPTED).exists():
+        raise SilodpError(
+            f"{folder} is the server's folder: give that of a silo.", code="deploy.key", field="folder"
+        )
 
 
 def _tell(epsilon: float | None) -> str:

@@ -362,6 +362,14 @@ def test_a_folder_that_is_no_silos_is_named(asked: Asked, silodp: Silodp) -> Non
     assert_sentence(told, code="deploy.key")
 
 
+def test_without_a_public_folder_another_folder_is_named(asked: Asked, silodp: Silodp) -> None:
+    """Else the ledger of a mistyped folder would say that nothing has left this silo."""
+    assert_sentence(silodp("desk", asked.home.parent / "soutn"), code="deploy.key")
+    server = asked.home.parent / "server"
+    assert silodp("deploy", "accept", asked.public, server, "--code", asked.code).status == 0
+    assert_sentence(silodp("desk", server), code="deploy.key")
+
+
 def test_a_desk_without_a_public_folder_asks_nothing(asked: Asked) -> None:
     with serving_desk(asked.home) as server:
         browser = Browser(server)
@@ -562,3 +570,16 @@ def test_a_file_whose_name_is_no_utf8_hides_no_page(asked: Asked, server: DeskSe
     (asked.home / os.fsdecode(b"\xff.csv")).touch()
     browser = Browser(server)
     assert [browser.get(name).status for name in ("table", "decision")] == [200, 200]
+
+
+def test_an_adversary_without_guarantee_is_named(asked: Asked, server: DeskServer) -> None:
+    browser = Browser(server)
+    assert "No guarantee" not in browser.get().text
+    server.desk._agreed["epsilon"] |= {"server": None}
+    assert "<h2>No guarantee</h2><p>The run promises nothing against the server.</p>" in browser.get().text
+
+
+def test_an_evaluation_is_shown_as_the_command_shows_it(server: DeskServer) -> None:
+    told = {"kind": "sums", "times": 3, "consent": "3 noisy sums of counts of held-out records"}
+    server.desk._agreed["series"]["evaluation"] = told
+    assert f"<dd>{told['consent']}</dd>" in Browser(server).get().text
