@@ -64,6 +64,8 @@ def carry_for_silo(socket: str, outgoing: Path, incoming: Path) -> None:
     time.sleep(0.05)
 
 
+if len(sys.argv) < 5 or sys.argv[1] not in ("server", "silo"):
+    sys.exit("Usage: folder_courier.py server|silo SOCKET OUT IN [--once]")
 for folder in sys.argv[3:5]:
     Path(folder).mkdir(parents=True, exist_ok=True)
 carry = {"server": carry_for_server, "silo": carry_for_silo}[sys.argv[1]]

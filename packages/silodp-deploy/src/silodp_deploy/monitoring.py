@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silodp.text import format_duration
 from silodp.wire.transport import Traffic
 from silodp_deploy.certificates import RENEWAL
 from silodp_deploy.status import describe_seen, format_share
@@ -126,7 +127,7 @@ def find_problems(state: State, stuck_seconds: float = STUCK_SECONDS) -> dict[st
     passed, is_at_work = state.seconds_since_round, state.is_running and state.stopped is None
     if passed is not None and passed > stuck_seconds and is_at_work:
         problems["SilodpStuck"] = (
-            f"no round was done for {passed / 60:.0f} minutes: see in the log who is waited for"
+            f"no round was done for {format_duration(passed)}: see in the log who is waited for"
         )
     silent = [
         name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ class _StatusNotes(Callback):
         # The run holds the lock of its directory when it makes its first row.
         if not (self.directory / CONFIG).exists():
             write_durably(self.directory / CONFIG, (self.consortium.folder / CONFIG).read_bytes())
-        self.status.write(round=result.round, epsilon=spent)
+        self.status.write(round=result.round, epsilon=spent, error=None)
 
     def on_end(self, result: Result | None) -> None:
         """Note what ended the run."""
@@ -231,6 +232,8 @@ def serve(
         earlier = read_status(folder / STATUS)
         # What an earlier process has counted: a silo that knows of fewer answers has been set back.
         known: dict[str, int] = earlier.get("answers", {})
+        # A server that waits in vain ends and is started again: neither its error nor its wait is forgotten by that.
+        error = earlier.get("error") if earlier.get("digest") == consortium.digest else None
         status = StatusFile(
             folder / STATUS,
             lambda: dict.fromkeys(roster.silos),
@@ -240,14 +243,20 @@ def serve(
         held.enter_context(status.record_end())
         # At once: while the server starts, nobody shall read of an earlier run, or that nothing was released.
         found = _read_progress(directory)
-        status.write(run=str(directory), digest=consortium.digest, **found)
+        status.write(run=str(directory), digest=consortium.digest, error=error, **found)
+        if error is not None:
+            now = time.time()
+            status.add_wait(
+                earlier.get("seconds_since_round", 0.0) + max(0.0, now - earlier.get("written", now))
+            )
+            status.write()
         spec = consortium.spec
         shown: dict[str, Any] = {
             "name": consortium.resolved.config.name,
             "code": consortium.code,
             "rounds": spec.rounds,
             "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
-            "error": earlier.get("error"),
+            "error": error,
             **found,
         }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, FiniteFloat
 
+import silodp
 from silodp.errors import SilodpError, require
 from silodp.parsing import parse_json, refuse_malformed
 from silodp.text import describe_exception
@@ -52,8 +53,15 @@ class StatusFile:
         self._moved = time.monotonic()
 
     def seconds_since_round(self) -> float:
-        """Return the seconds since the number of rounds changed, or since the process started."""
+        """Return the seconds since the number of rounds changed, or since the process started.
+
+        A process that goes on where another one ended with an error adds the wait of that one (`add_wait`).
+        """
         return time.monotonic() - self._moved
+
+    def add_wait(self, seconds: float) -> None:
+        """Count so many seconds more since the last round."""
+        self._moved -= seconds
 
     def write(self, **changes: Any) -> None:
         """Write the file with some fields changed."""
@@ -65,7 +73,13 @@ class StatusFile:
             # "written" is the clock of the day, which another process can compare; the rest are differences of time.
             since = self.seconds_since_seen()
             seen = {name: None if s is None else round(s, 1) for name, s in since.items()}
-            content = {"written": time.time(), **self._fields, **self.describe(), "seconds_since_seen": seen}
+            content = {
+                "version": silodp.__version__,
+                "written": time.time(),
+                **self._fields,
+                **self.describe(),
+                "seconds_since_seen": seen,
+            }
             content["seconds_since_round"] = round(self.seconds_since_round(), 1)
             content["answers"] = dict(self.answers())
             write_durably(self.path, (json.dumps(content, indent=1) + "\n").encode())
@@ -123,6 +137,7 @@ class _Transfer(BaseModel, strict=True):
 class _Status(BaseModel, strict=True):
     """The entries of status.json that are read; strict, so that true is no number."""
 
+    version: str = ""
     written: FiniteFloat = 0.0
     round: FiniteFloat = 0.0
     rounds: FiniteFloat = 0.0

@@ -5,6 +5,7 @@ Every run ends as the one that nothing happened to, or stops with a code, and no
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -128,9 +129,17 @@ def test_the_server_stops_without_a_silo_that_it_needs_and_goes_on_with_it(
         processes.kill("silo-4")
         assert processes.wait_for_server() == 2
         assert f"[{code}]" in processes.log("server")
-        processes.start("silo-4")
+        # While it waits again, whoever looks at it still sees the error, and that no round was done since.
+        path = processes.home("server") / "status.json"
+        ended = json.loads(path.read_text())
         processes.start("server")
+        wait_for(processes, lambda: json.loads(path.read_text())["running"])
+        again = json.loads(path.read_text())
+        assert f"[{code}]" in again["error"]
+        assert again["seconds_since_round"] >= ended["seconds_since_round"] >= 4
+        processes.start("silo-4")
         check_the_end(processes, simulated)
+        assert json.loads(path.read_text())["error"] is None
 
 
 # --- machines ------------------------------------------------------------------------------------------------

@@ -514,6 +514,8 @@ def status(
     spent = [f"{name} {format_epsilon(e)}" for name, e in found["epsilon"].items()]
     lines = [f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}"]
     lines += [f"  {name}: {describe_party(state, name)}" for name in state.seconds_since_seen]
+    if found.get("version"):
+        lines.append(f"silodp {found['version']}")
     if state.stopped is not None:
         lines.append(f"the run is over, stopped by the {state.stopped}")
     if is_metrics:

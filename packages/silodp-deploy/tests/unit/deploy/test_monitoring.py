@@ -23,7 +23,7 @@ from silodp_deploy.status import StatusFile, list_transfers, read_status
 ROOT = Path(__file__).parents[5]
 RULES = ROOT / "packaging" / "prometheus" / "silodp.rules.yml"
 ALERTS = {one["alert"]: one for one in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
-_OTHERS = {"SilodpCertificateEndsSoon", "SilodpReportOld", "SilodpAbsent"}
+_OTHERS = {"SilodpCertificateEndsSoon", "SilodpUnreachable", "SilodpReportOld", "SilodpAbsent"}
 """Alerts that are no problem yet, or that only Prometheus can see."""
 
 WELL = State(
@@ -130,6 +130,7 @@ def test_an_alert_fires_when_a_health_check_names_the_same_problem(name: str, fo
 
 def test_every_condition_has_an_alert_and_every_alert_a_metric() -> None:
     assert set().union(*(expected for _, expected in CASES.values())) == ALERTS.keys() - {
+        "SilodpUnreachable",
         "SilodpReportOld",
         "SilodpAbsent",
     }
