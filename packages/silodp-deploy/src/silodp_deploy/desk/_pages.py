@@ -252,9 +252,15 @@ class Desk:
             "limits": rows,
             "has_filter": policy is not None and bool(policy.filter_bounds and policy.lifetime_epsilon),
             "is_new": is_new,
+            "needed": self._describe_needed(policy) if is_new and policy is not None else "",
             "blocked": problem,
             "warnings": warnings,
         }
+
+    def _describe_needed(self, policy: Policy) -> str:
+        """Return the largest ε that the run needs against anyone, as a drafted policy allows it; "" for none."""
+        limits = policy.lifetime_epsilon.values()
+        return format_epsilon(max(limits)) if limits and math.isfinite(max(limits)) else ""
 
     @property
     def _asks_counts(self) -> bool:
@@ -292,7 +298,11 @@ class Desk:
                 "start": format_command("silo", self._public, self.folder),
                 "policy": self.folder / POLICY,
                 "bounds": list(self._describe_bounds(self._agreed)),
-                **({"blocked": None, "is_new": False} if is_accepted else self._judge(consortium)),
+                **(
+                    {"blocked": None, "is_new": False, "needed": ""}
+                    if is_accepted
+                    else self._judge(consortium)
+                ),
             }
         return Page("decision.html", title, values, status, name="decision")
 
