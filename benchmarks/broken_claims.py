@@ -38,7 +38,7 @@ CLAIMS = {
     "noise": Change(
         f"{CORE}/mechanisms/noise.py",
         "stream.standard_normal(size) * std",
-        "stream.standard_normal(size) * std / 2",
+        "stream.standard_normal(size) * std * 0.97",
         "test_noise.py::test_gaussian_noise_has_the_std_asked_for",
     ),
     "long-rows": Change(
@@ -56,7 +56,7 @@ CLAIMS = {
     "weights": Change(
         f"{CORE}/methods/roles.py",
         "(totals > 1 + 1e-9).any()",
-        "(totals > 9).any()",
+        "(totals > 1.2).any()",
         "test_defenses.py::test_weights_of_a_plug_in_that_add_to_more_than_one_are_refused",
     ),
     "colluding": Change(

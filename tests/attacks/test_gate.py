@@ -329,18 +329,21 @@ def test_a_silo_is_charged_for_its_own_noise_over_runs_that_list_it_at_other_pla
     assert lifetime.epsilon("server") >= needed * (1 - 1e-12)
 
 
-def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
+@pytest.mark.parametrize(("factor", "rounds"), [(1 - 1e-6, 2), (1, 3), (1 + 1e-6, 3)])
+def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks(factor, rounds):
+    """The limit is ε of three rounds, or a millionth less or more."""
     parties = Parties(Masked(), AVG)
     one = parties.spec.costliest_events(0, 0)
     three = compute_epsilon([(one["server"], 3)], 1e-5, "rdp")
-    parties = Parties(Masked(), AVG, limits={"server": three})
-    for round_ in range(3):
+    spent = compute_epsilon([(one["server"], rounds)], 1e-5, "rdp")
+    parties = Parties(Masked(), AVG, limits={"server": three * factor})
+    for round_ in range(rounds):
         parties.run_round(round_)
     with refused("gate.budget"):
-        parties.run_round(3)
+        parties.run_round(rounds)
     ledger = parties.silos["silo1"].gate.ledger
-    assert ledger.rounds == 3
-    assert ledger.epsilon("server") == pytest.approx(three)
+    assert ledger.rounds == rounds
+    assert ledger.epsilon("server") == pytest.approx(spent)
 
 
 def test_a_silo_stops_before_a_further_release_that_costs_more_than_its_limit_leaves():

@@ -185,6 +185,13 @@ class WeighsTwice(UldpAvg):
         return np.ones((population.silos, population.users))
 
 
+class WeighsATraceMore(UldpAvg):
+    """A plug-in whose weights add to a millionth more than 1."""
+
+    def user_weights(self, counts, population):
+        return np.full((population.silos, population.users), (1 + 1e-6) / population.silos)
+
+
 class CutsNothing(UldpAvg):
     """A plug-in that says that rows are clipped, and leaves them as they are."""
 
@@ -194,13 +201,14 @@ class CutsNothing(UldpAvg):
         return replace(stream, chunks=rows)
 
 
+@pytest.mark.parametrize("plug_in", [WeighsTwice, WeighsATraceMore])
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])
-def test_weights_of_a_plug_in_that_add_to_more_than_one_are_refused(aggregator):
+def test_weights_of_a_plug_in_that_add_to_more_than_one_are_refused(aggregator, plug_in):
     with refused("argument.value"):
         train(
             small_federation(),
             logistic_task(),
-            WeighsTwice(1.0, 1.0),
+            plug_in(1.0, 1.0),
             aggregator=aggregator,
             rounds=1,
             seed=0,

@@ -98,6 +98,14 @@ def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad):
     torch.testing.assert_close(total.value, torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+def test_a_row_that_a_factor_leaves_a_millionth_too_long_counts_as_zero():
+    rows = torch.tensor([[0.6, 0.8], [0.8, 0.6]], dtype=torch.float64)
+    factors = torch.tensor([1 + 1e-6, 1 - 1e-6], dtype=torch.float64)
+    chunk = ClippedRows(torch.arange(2), rows, factors, 1.0)
+    assert chunk.find_within_clip().tolist() == [False, True]
+    torch.testing.assert_close(fold([chunk], 2, 1.0).value, rows[1] * factors[1])
+
+
 def test_a_zero_row_is_no_division_by_zero():
     total = fold([clip_rows(torch.arange(1), torch.zeros(1, 3), 1.0)], 3, 1.0)
     assert total.refused == 0
