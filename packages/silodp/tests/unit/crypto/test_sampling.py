@@ -56,10 +56,10 @@ def test_a_known_answer_stays():
 
 def test_silos_agree_on_the_persons_they_share():
     first = PersonCoins(SECRET, "run", "p", ["a", "b", "c"])
-    second = PersonCoins(SECRET, "run", "p", ["x", "c", "a"])
+    second = PersonCoins(SECRET, "run", "p", ["x", "c", "y", "a", "z"])
     for round_ in range(64):
         one, other = first.toss(round_, 0.5), second.toss(round_, 0.5)
-        assert (one[0], one[2]) == (other[2], other[1])
+        assert (one[0], one[2]) == (other[3], other[1])
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.99])
