@@ -1,6 +1,7 @@
 """Integers on a grid: no row leaves its ball, sums are exact, and noise has the variance that is charged."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,8 @@ def test_a_row_that_left_the_ball_counts_as_zero():
     assert Quantizer(1.0, 1 << 12).truncate(own).tolist() == [[0, 0], [0, 0], [1024, 1024]]
     stream = ClippedRowStream([own], 2, Bounds(1.0, 1.0, 0.0, 3.0), weighted=False)
     assert Quantizer(1.0, 1 << 12).fold(stream, torch.ones(3)).value.tolist() == [1024, 1024]
+    slightly = replace(stream, chunks=[loose])
+    assert Quantizer(1.0, 1 << 12).fold(slightly, torch.ones(3)).value.tolist() == [1822, 5017]
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40), st.sampled_from([12, 16, 20]), st.booleans())
