@@ -146,12 +146,17 @@ CLAIMS = {
 }
 
 
-def run_test(tree: Path, place: str) -> tuple[int, str]:
-    """Return the exit status of pytest, and what it found, with the packages of a tree."""
+def find_test(tree: Path, place: str) -> str:
+    """Return the test "file.py::function" with the path of its file in a tree, as pytest takes it there."""
     name, _, function = place.partition("::")
     file = next(path for root in ("packages/*/tests", "tests") for path in tree.glob(f"{root}/**/{name}"))
+    return f"{file.relative_to(tree).as_posix()}::{function}"
+
+
+def run_test(tree: Path, place: str) -> tuple[int, str]:
+    """Return the exit status of pytest, and what it found, with the packages of a tree."""
     sources = os.pathsep.join(map(str, sorted(tree.glob("packages/*/src"))))
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", f"{file}::{function}"]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", find_test(tree, place)]
     settings = os.environ | {"PYTHONPATH": sources}
     done = subprocess.run(command, cwd=tree, env=settings, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
@@ -177,7 +182,7 @@ def break_claim(name: str) -> bool:
             )
         (tree / change.file).write_text(text.replace(change.line, change.becomes))
         after, failed = run_test(tree, change.test)
-    print(f"{name}: {change.file}\n- {change.line}\n+ {change.becomes}\n  {change.test}")
+    print(f"{name}: {change.file}\n- {change.line}\n+ {change.becomes}\n  {find_test(ROOT, change.test)}")
     print(f"  as it is: {passed}\n  changed:  {failed}", flush=True)
     noticed = before == 0 and after == 1  # 1: tests failed; other numbers are errors of pytest
     print("  the test notices it" if noticed else "  THE TEST DOES NOT NOTICE IT", flush=True)
@@ -192,7 +197,7 @@ def main() -> int:
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help="a name of the list, or all")
     given = parser.parse_args().claims
     if not given:
-        print("\n".join(f"{name:16} {change.test}" for name, change in CLAIMS.items()))
+        print("\n".join(f"{name:16} {find_test(ROOT, change.test)}" for name, change in CLAIMS.items()))
         return 0
     names = list(CLAIMS) if "all" in given else given
     if unknown := set(names) - CLAIMS.keys():
