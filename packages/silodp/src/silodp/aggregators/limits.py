@@ -51,7 +51,8 @@ def bound_noise_norm(size: int, std: float, step: float = 0.0) -> float:
     if std > 0 and step > 0:
         variance = max((std / step) ** 2, _FEWEST)
         reach = _REACH / math.sqrt(variance)
-        std = step * math.sqrt(variance * 2 * (math.cosh(reach) - 1)) / reach
+        # 2(cosh a − 1) = (2·sinh(a/2))², which does not cancel where a is small.
+        std = step * math.sqrt(variance) * 2 * math.sinh(reach / 2) / reach
     return std * (math.sqrt(size) + math.sqrt(2 * _LOG_CHANCE))
 
 

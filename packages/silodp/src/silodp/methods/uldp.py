@@ -471,8 +471,8 @@ class UldpAvg(base.Method):
         e^(-x) = 10⁻¹⁹ (Bernstein's inequality). Whoever adds more than one row per person overrides this.
         """
         persons, bounds = float(population.users), self.bounds(population)
-        # Of another rule coins of several persons may depend on one another.
-        if isinstance(self.participation_rule, Poisson) and self.common_sampling_rate is not None:
+        # Of another rule, a subclass of this one included, coins of several persons may depend on one another.
+        if type(self.participation_rule) is Poisson and self.common_sampling_rate is not None:
             expected, x = self.common_sampling_rate * persons, math.log(1e19)
             persons = min(persons, expected + math.sqrt(2 * expected * x) + x / 3)
         total = persons * bounds.clip

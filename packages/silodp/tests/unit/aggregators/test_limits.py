@@ -14,7 +14,7 @@ from silodp.aggregators.limits import bound_noise_norm, check_sum, find_longest_
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.methods import Ddp, FederationSize, Method, UldpAvg
-from silodp.methods.participation import Participation
+from silodp.methods.participation import Participation, Poisson
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from support.masked import AVG
@@ -81,6 +81,12 @@ def test_noise_that_is_drawn_is_near_the_limit():
     assert 0.98 < np.linalg.norm(drawn) / bound_noise_norm(10**6, 1e4, 1.0) < 1
 
 
+def test_of_a_large_variance_the_bound_is_that_of_gaussian_noise_and_does_not_cancel():
+    for size, std in ((10**6, 1e7), (10**6, 1e12), (1, 1e-300)):
+        step = std / 2.56e9
+        assert bound_noise_norm(size, std, step) == pytest.approx(bound_noise_norm(size, std), rel=1e-12)
+
+
 def test_a_finer_grid_and_no_noise_have_no_longer_bound():
     bounds = [bound_noise_norm(7, 0.3, step) for step in (0.5, 0.1, 0.01, 0.0)]
     assert bounds == sorted(bounds, reverse=True)
@@ -131,16 +137,25 @@ def test_a_sample_is_larger_than_the_limit_with_a_chance_below_the_stated_one(us
     assert of_all == users
 
 
-def test_of_a_rule_of_somebody_else_everyone_may_be_sampled_together():
-    class Together(Participation):
-        drawn_by_coins = True
-        rate = 0.01
+class Together(Participation):
+    """One coin for all persons."""
 
-        def sample_event(self, release, view):
-            return release
+    drawn_by_coins = True
+    rate = 0.01
 
-    _, longest = UldpAvg(1.0, 1.0, participation=Together()).longest_sums(FederationSize(3, 1000), None)
-    assert longest == 1000
+    def sample_event(self, release, view):
+        return release
+
+
+class TogetherByPoisson(Poisson):
+    """The same, by somebody who needed the fields of `Poisson`: its rate says nothing of how many are drawn."""
+
+
+@pytest.mark.parametrize("rule", [Together(), TogetherByPoisson(0.01)], ids=["own", "subclass"])
+def test_of_a_rule_of_somebody_else_everyone_may_be_sampled_together(rule):
+    size = FederationSize(3, 1000)
+    assert UldpAvg(1.0, 1.0, participation=rule).longest_sums(size, None)[1] == 1000
+    assert UldpAvg(1.0, 1.0, participation=Poisson(0.01)).longest_sums(size, None)[1] < 100
 
 
 def test_clients_of_ddp_may_draw_all_their_records_in_every_step():
