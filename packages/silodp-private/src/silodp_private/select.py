@@ -121,6 +121,10 @@ class Select(_private_weights.PrivateWeighting):
         bits = choose_ring_bits(self.bounds_of(spec), self.grid(spec), spec.population.silos)
         return WordGroup(spec.sum_size, bits)
 
+    def noise_step(self, spec: RunSpec) -> float:
+        """Return the step of the grid of the rows."""
+        return self.grid(spec).step
+
     def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise on the grid of the rows: no weight divides a row.
 

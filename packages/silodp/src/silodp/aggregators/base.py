@@ -226,6 +226,19 @@ class Aggregator(Settings, ABC):
         """Whether shares are integers with integer noise, so that sums are exact."""
         return False
 
+    def noise_step(self, spec: RunSpec) -> float | None:
+        """Return the grid step of integer noise, where truncated rows and noise are added as they are.
+
+        The limit of a sum rests on it (`limits.find_longest_sum`): whoever rounds, or adds other noise, overrides this.
+
+        Args:
+            spec: Public constants; the method has bounds.
+
+        Returns:
+            In units of the update; None: it is not said, and a coarse step and a rounded sum are allowed for.
+        """
+        return None
+
     @property
     def weights_privately(self) -> bool:
         """Whether silos weight by record counts that no other party learns."""

@@ -23,7 +23,7 @@ _LOG_CHANCE = math.log(1e19)
 _ROUNDING = 1e-9
 """Room for floating point: sums of 2^33 rows round by less."""
 _COARSEST = 1 << 8
-"""The fewest steps to the clip of the integer noise of any aggregator (`lattice`; the others have 2^12)."""
+"""The fewest steps to the clip of integer noise where an aggregator does not say them (`lattice`)."""
 _REACH, _FEWEST = 27.0, 1000.0
 
 
@@ -72,9 +72,12 @@ def find_longest_sum(spec: RunSpec, shares: int, is_share: bool) -> float | None
     if longest is None or bounds is None:
         return None
     std = bounds.noise_multiplier * bounds.sensitivity * math.sqrt(shares)
-    step = bounds.clip / _COARSEST if spec.aggregator.adds_integers else 0.0
-    # Under encryption uniform noise of one step is added to that of a silo, and the sum is rounded.
-    rounded = (shares + 1) / 2 * step * math.sqrt(spec.sum_size)
+    step = spec.aggregator.noise_step(spec) if spec.aggregator.adds_integers else 0.0
+    rounded = 0.0
+    if step is None:
+        step = bounds.clip / _COARSEST
+        # Under encryption uniform noise of one step is added to that of a silo, and the sum is rounded.
+        rounded = (shares + 1) / 2 * step * math.sqrt(spec.sum_size)
     noise = bound_noise_norm(spec.sum_size, std, step) + rounded
     return (longest[0 if is_share else 1] + noise) * (1 + _ROUNDING)
 

@@ -111,6 +111,10 @@ class Masked(attempts.MaskedAggregator):
         grid = Quantizer.from_bounds(spec.bounds, self.units)
         return WordGroup(spec.sum_size, choose_ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
 
+    def noise_step(self, spec: RunSpec) -> float:
+        """Return the step of the ring."""
+        return self.ring(spec)[1]
+
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return grid, ring, and what travels."""
         ring, step = self.ring(spec)

@@ -13,6 +13,7 @@ from silodp.aggregators import Masked, Plain
 from silodp.aggregators.limits import bound_noise_norm, check_sum, find_longest_sum
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
+from silodp.mechanisms.quantization import IntegerSum, Quantizer
 from silodp.methods import Ddp, FederationSize, Method, UldpAvg
 from silodp.methods.participation import Participation, Poisson
 from silodp.runtime.train import train
@@ -93,7 +94,14 @@ def test_a_finer_grid_and_no_noise_have_no_longer_bound():
     assert bound_noise_norm(7, 0.0, 0.5) == 0
 
 
-@pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda one: one.name)
+class Rounding(Masked):
+    """One that does not say what noise it adds, and may round."""
+
+    def noise_step(self, spec):
+        return None
+
+
+@pytest.mark.parametrize("aggregator", [Plain(), Masked(), Rounding()], ids=["plain", "masked", "rounding"])
 def test_rows_that_all_have_the_length_of_the_clip_and_one_direction_are_taken(aggregator):
     """Without noise: all 12 persons have the same records in all silos, and the limit is reached, not passed."""
     x = np.full((12, 4), 30, np.float32)
@@ -112,9 +120,26 @@ def test_rows_that_all_have_the_length_of_the_clip_and_one_direction_are_taken(a
     moved = (result.params - logistic_task().initial(1)).norm().item()
     assert moved == pytest.approx(12 * clip, rel=1e-4)
     spec = spec_of(method, aggregator)
-    rounded = 2 * math.sqrt(5) * clip / 256 if aggregator.adds_integers else 0
+    rounded = 2 * math.sqrt(5) * clip / 256 if isinstance(aggregator, Rounding) else 0
     assert find_longest_sum(spec, 3, is_share=False) == pytest.approx(12 * clip + rounded)
     assert find_longest_sum(spec, 1, is_share=True) == pytest.approx(4 * clip + rounded / 2)
+
+
+def test_the_limit_of_masked_sums_is_that_of_noise_on_its_own_grid():
+    """Little noise in many numbers: a coarse grid would admit over twenty times more."""
+    size, clip, users, stream = 10**5, 0.5, 1, np.random.default_rng(1)
+    spec = spec_of(UldpAvg(0.001 * math.sqrt(3), clip), Masked(), size, users)
+    grid = Quantizer.from_bounds(spec.bounds)
+    rows = np.zeros((3, size), np.int64)
+    rows[:, 0] = grid.units // 3
+    shares = [IntegerSum(row, grid, spec.bounds).add_noise(stream) for row in rows]
+    value = np.sum([share.value for share in shares], axis=0) * grid.step
+    check_sum(spec, value, 0, 3)
+    longest = find_longest_sum(spec, 3, is_share=False)
+    exact = 0.001 * clip * math.sqrt(3) * (math.sqrt(size) + math.sqrt(2 * math.log(1e19)))
+    assert longest == pytest.approx(users * clip + exact, rel=1e-3)
+    coarse = find_longest_sum(spec_of(spec.method, Rounding(), size, users), 3, is_share=False)
+    assert longest < coarse / 20
 
 
 def test_a_sum_at_the_limit_is_taken_and_the_next_one_refused():
