@@ -1,8 +1,9 @@
 """Attacks on `lattice` by parties that do not follow the protocol: which are prevented, and which is not.
 
 Attacked are the weights of single persons. With one key for all attempts, a malicious silo could have the server
-decrypt an earlier attempt; this is prevented. A malicious server that encrypts weights of its choice can still read
-one person with less noise than planned; the test measures this known limit (docs/protocols.md, section 6).
+decrypt an earlier attempt; this is prevented. What it can read is the key of the attempt itself. A malicious server
+that encrypts weights of its choice can still read one person with less noise than planned. The tests measure these
+known limits (docs/protocols.md, section 6).
 """
 
 from __future__ import annotations
@@ -67,6 +68,55 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
     with pytest.raises(ValueError, match="does not decrypt"):
         LatticeServer(p, old).decrypt(total)
     LatticeServer(p, keys(parties)["round/1/request/0"]).decrypt(total)
+
+
+# --- what the limit of a sum does not prevent ---
+
+
+def put_key_into_sum(patch: pytest.MonkeyPatch, parties: Parties, multiple: int) -> None:
+    """Let a silo add a multiple of the plaintext's step to a coefficient of c1: decryption multiplies it by the key."""
+    p, honest = LATTICE.parameters(parties.spec), LatticeSilo.answer
+    added = p.digits.zero()
+    number = multiple << (p.sent_bits - p.plaintext_bits)
+    for word in range(p.digits.words):
+        # Behind c0, which is sent at the outputs alone: the coefficient of X^0.
+        added[word, p.outputs] = (number >> (64 * word)) % 2**64
+    answers: list[None] = []
+
+    def lie(self: LatticeSilo, *inputs: object) -> np.ndarray:
+        answers.append(None)
+        answer = honest(self, *inputs)
+        return p.digits.add(answer, added) if len(answers) % len(parties.names) == 0 else answer
+
+    patch.setattr(LatticeSilo, "answer", lie)
+
+
+def test_within_the_limit_of_a_sum_a_silo_reads_the_key_of_an_attempt_from_the_next_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attack, not a defense: at 22 clips for a coefficient, and noise of 5, few are read wrong."""
+    parties, amplified, right = Parties(LATTICE, RECORDS), 22, []
+    p, clip = LATTICE.parameters(parties.spec), RECORDS.clip
+    put_key_into_sum(monkeypatch, parties, amplified * p.clip_units << p.weight_bits)
+    for round_ in range(8):
+        total = parties.run_round(round_).numpy()
+        server = LatticeServer(p, keys(parties)[f"round/{round_}/request/0"])
+        secret = server._transform.inverse(server._secret).ravel()
+        # Number m is the coefficient m·U₁ + U₁ − 1 of the product.
+        hidden = secret[p.packed - 1 :: p.packed][: p.dimension]
+        right += list(np.clip(np.rint(total / (amplified * clip)), -1, 1) == hidden)
+    assert len(right) == 40
+    assert sum(right) > 31  # by guessing, some 13
+
+
+def test_the_whole_range_of_the_plaintext_is_no_honest_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coefficient then weighs 64 clips, and two of five that are not 0 pass the limit of 70."""
+    parties = Parties(LATTICE, RECORDS)
+    put_key_into_sum(monkeypatch, parties, 1 << (LATTICE.parameters(parties.spec).plaintext_bits - 2))
+    with refused("run.long_sum"):
+        # In a round at most one coefficient is other than 0 with probability 11/243.
+        for round_ in range(8):
+            parties.run_round(round_)
 
 
 # --- what no check of a silo can prevent ---
