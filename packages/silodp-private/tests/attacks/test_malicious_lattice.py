@@ -109,7 +109,7 @@ def test_within_the_limit_of_a_sum_a_silo_reads_the_key_of_an_attempt_from_the_n
     assert sum(right) > 31  # by guessing, some 13
 
 
-def test_the_whole_range_of_the_plaintext_is_no_honest_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_largest_plaintext_is_no_honest_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coefficient then weighs 64 clips, and two of five that are not 0 pass the limit of 70."""
     parties = Parties(LATTICE, RECORDS)
     put_key_into_sum(monkeypatch, parties, 1 << (LATTICE.parameters(parties.spec).plaintext_bits - 2))

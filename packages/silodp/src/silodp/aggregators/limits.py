@@ -1,8 +1,9 @@
 """The longest sums that honest silos send, by public constants alone: the server refuses longer ones.
 
 A silo that departs from the protocol can send any numbers. Nothing proves that they come from records, but clip,
-persons and noise say how long an honest sum can be (docs/malicious_silo.md). The check reads what was charged, so it is
-post-processing, and costs no ε.
+persons and noise say how long an honest sum can be (docs/malicious_silo.md). Of a sum over silos the check reads what
+was charged, so it is post-processing, and costs no ε. Under `plain` a refusal is a function of one share, for which
+`released` is not charged: for honest shares its probability is below 1e-18, far below δ.
 """
 
 from __future__ import annotations
