@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -492,7 +493,9 @@ def test_the_ledger_shows_what_the_command_says_was_spent(tmp_path: Path, silodp
 
 def test_the_command_serves_until_it_is_interrupted(asked: Asked) -> None:
     command = (*COMMAND, "desk", str(asked.home), "--public", str(asked.public))
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    # A shell starts what runs in its background deaf to Ctrl-C, and so would be the desk.
+    hear = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear) as process:
         assert process.stderr is not None
         try:
             process.stderr.readline()
