@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from silodp.aggregators import attempts, plain
+from silodp.aggregators import limits
 from silodp.crypto.sampling import PersonCoins
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -147,9 +147,7 @@ WEIGHT_ONE: Change = (
 NO_SECOND_LOOK: Change = (ClippedRows, "find_within_clip", lambda find: lambda self: self.factors != 0)
 """`sum_rows` drops rows that are longer than the clip, whoever computed their factors."""
 
-NO_LIMIT: tuple[Change, ...] = tuple(
-    (module, "check_sum", lambda check: lambda *sum_of_silos: None) for module in (attempts, plain)
-)
+NO_LIMIT: tuple[Change, ...] = ((limits, "check_sum", lambda check: lambda *sum_of_silos: None),)
 """The server refuses sums that are longer than clipped rows can be."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gmpy2 import mpz, powmod
 
-from silodp.aggregators import attempts
+from silodp.aggregators import limits
 from silodp_private.paillier.weighting import PaillierServer, PaillierSilo
 from support.oracles import small_federation
 from support.private import PAILLIER, RECORDS, SAMPLED, Parties, counts_of
@@ -56,7 +56,7 @@ def test_a_malicious_silo_reads_counts_and_an_earlier_sample_from_the_next_model
         return drawn(self, sampled)
 
     monkeypatch.setattr(PaillierServer, "encrypt_inverses", note_sample)
-    monkeypatch.setattr(attempts, "check_sum", lambda *sum_: None)
+    monkeypatch.setattr(limits, "check_sum", lambda *sum_: None)
     amplify(monkeypatch, parties, places, AMPLIFIED)
     read = np.zeros((REPEATED, p.users))
     for number in range(REPEATED):
