@@ -160,7 +160,7 @@ class Policy(BaseModel):
                 "queries: read it as 'silodp deploy accept' shows it, and add its text there",
             )
         # An aggregator that weights privately computes on encrypted counts.
-        if spec.method.needs_counts and not (spec.aggregator.weights_privately or self.allow_counts):
+        if spec.shows_counts and not self.allow_counts:
             yield _refuse(
                 "allow_counts",
                 f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from silodp.errors import SilodpError
+from silodp.methods.base import REFUSAL_LOG_CHANCE
 from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
 
-_LOG_CHANCE = math.log(1e19)
-"""A check refuses honest sums with probability below 1e-18: below 1e-9 in a run of S silos and T rounds, S·T ≤ 10⁹."""
 _ROUNDING = 1e-9
 """Room for floating point: sums of 2^33 rows round by less."""
 _COARSEST = 1 << 8
@@ -54,7 +53,7 @@ def bound_noise_norm(size: int, std: float, step: float = 0.0) -> float:
         reach = _REACH / math.sqrt(variance)
         # 2(cosh a − 1) = (2·sinh(a/2))², which does not cancel where a is small.
         std = step * math.sqrt(variance) * 2 * math.sinh(reach / 2) / reach
-    return std * (math.sqrt(size) + math.sqrt(2 * _LOG_CHANCE))
+    return std * (math.sqrt(size) + math.sqrt(2 * REFUSAL_LOG_CHANCE))
 
 
 def find_longest_sum(spec: RunSpec, shares: int, is_share: bool) -> float | None:

@@ -343,6 +343,11 @@ class RunSpec:
         return replace(self, series=(), budget=None, run=run, **changes)
 
     @property
+    def shows_counts(self) -> bool:
+        """Whether silos send each person's number of records in clear."""
+        return self.method.needs_counts and not self.aggregator.weights_privately
+
+    @property
     def kinds(self) -> list[str]:
         """What the operator of a silo allows besides training: the kinds of the series; "none" without any."""
         return [one.kind for one in self.series] or ["none"]

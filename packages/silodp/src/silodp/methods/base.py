@@ -55,6 +55,13 @@ def count_honest_shares(view: View) -> int:
     return min(honest, view.shares_in_sum)
 
 
+REFUSAL_LOG_CHANCE = math.log(1e19)
+"""x: a bound on what honest silos send (`longest_sums`, `limits.bound_noise_norm`) fails with probability e^(-x).
+
+A check refuses honest sums with probability below 1e-18: below 1e-9 in a run of S silos and T rounds, S·T ≤ 10⁹.
+"""
+
+
 @dataclass(frozen=True)
 class LocalContext:
     """All that a silo's part of one round depends on.

@@ -473,7 +473,7 @@ class UldpAvg(base.Method):
         persons, bounds = float(population.users), self.bounds(population)
         # Of another rule, a subclass of this one included, coins of several persons may depend on one another.
         if type(self.participation_rule) is Poisson and self.common_sampling_rate is not None:
-            expected, x = self.common_sampling_rate * persons, math.log(1e19)
+            expected, x = self.common_sampling_rate * persons, base.REFUSAL_LOG_CHANCE
             persons = min(persons, expected + math.sqrt(2 * expected * x) + x / 3)
         total = persons * bounds.clip
         return total / bounds.silos_sharing_weight, total

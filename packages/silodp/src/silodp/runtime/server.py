@@ -79,7 +79,7 @@ class Server:
         """
         run = self.spec.run
         requests = {name: Message("setup", run) for name in self.spec.names}
-        if self.spec.method.needs_counts and not self.spec.aggregator.weights_privately:
+        if self.spec.shows_counts:
             # Stored before they are sent: a set-up that is repeated must not give a silo other weights.
             weights = get_or_draw(self.store.run, "weights", run, self._compute_weights)
             for name, own in zip(self.spec.names, weights, strict=True):
