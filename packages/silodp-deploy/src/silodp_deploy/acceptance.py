@@ -268,6 +268,7 @@ def write_policy(
     min_persons: int | None = None,
     records: SiloData | None = None,
     replace: bool = False,
+    dry_run: bool = False,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
 
@@ -284,9 +285,10 @@ def write_policy(
         records: The silo's records, which must be of so many persons; None: they are counted when the silo starts.
         replace: Whether a policy that is there is written anew, for this run alone. Only before the first charge:
             from then on its limits are what persons were promised.
+        dry_run: Whether the policy is only returned, and nothing is written.
 
     Returns:
-        The policy that was written.
+        The policy that was written, or would be.
 
     Raises:
         SilodpError: The roster does not list the silo's key, the policy does not allow the run, the records are of
@@ -294,40 +296,6 @@ def write_policy(
             folder (code policy.persons), or with `replace` something was charged (code policy.charged), or a process
             serves the folder (code run.in_use).
     """
-    policy = draft_policy(
-        folder,
-        consortium,
-        data,
-        lifetime_epsilon,
-        index=index,
-        allow_counts=allow_counts,
-        allow_seed=allow_seed,
-        min_persons=min_persons,
-        records=records,
-        replace=replace,
-    )
-    # The silo's process has read the policy: it would go on by the one that is replaced.
-    with hold_lock(folder / LOCK, folder) if replace else nullcontext():
-        if replace:
-            _refuse_charged(folder)
-        write_durably(folder / POLICY, policy.to_toml().encode(), PRIVATE_FILE)
-    return policy
-
-
-def draft_policy(
-    folder: Path,
-    consortium: Consortium,
-    data: str,
-    lifetime_epsilon: float | None = None,
-    *,
-    index: str = "",
-    allow_counts: bool = False,
-    allow_seed: bool = False,
-    min_persons: int | None = None,
-    records: SiloData | None = None,
-    replace: bool = False,
-) -> Policy:
-    """Return the policy that `write_policy` would write, with the same arguments and errors; nothing is written."""
     name = find_name(folder, consortium)
     path = folder / POLICY
     if replace:
@@ -386,7 +354,7 @@ def draft_policy(
             min_persons=min_persons or 0,
             allow_seed=allow_seed,
         )
-    # A policy that refuses its own run would only be noticed when the silo starts.
+    # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
     if records is not None:
         policy.check_persons(records)
     try:
@@ -400,6 +368,13 @@ def draft_policy(
             code=error.code,
             field=error.field,
         ) from None
+    if dry_run:
+        return policy
+    # The silo's process has read the policy: it would go on by the one that is replaced.
+    with hold_lock(folder / LOCK, folder) if replace else nullcontext():
+        if replace:
+            _refuse_charged(folder)
+        write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 
 

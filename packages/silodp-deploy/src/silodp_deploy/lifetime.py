@@ -254,11 +254,17 @@ def read_ledgers(folder: Path, entries: Sequence[Mapping[str, Any]] | None = Non
 
 def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
     """Return `find_needed`, with the same arguments and errors, of adversaries whose limit in the policy it exceeds."""
-    needed = find_needed(folder, spec, silo, policy)
+    return select_exceeded(find_needed(folder, spec, silo, policy), policy)
+
+
+def select_exceeded(needed: Mapping[Adversary, float], policy: Policy) -> dict[Adversary, float]:
+    """Return those of `find_needed` that exceed their limit in the policy."""
     return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}
 
 
-def find_needed(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
+def find_needed(
+    folder: Path, spec: RunSpec, silo: str, policy: Policy, ledgers: Mapping[str, Ledger] | None = None
+) -> dict[Adversary, float]:
     """Return the limits that all runs together need, of adversaries with a limit in the silo's policy.
 
     Args:
@@ -267,6 +273,7 @@ def find_needed(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[
         spec: Specification of the run.
         silo: Name of the silo.
         policy: Policy of the silo.
+        ledgers: Those of the folder, read before; None reads them.
 
     Returns:
         ε after all T rounds by adversary, infinite where there is no guarantee.
@@ -274,7 +281,8 @@ def find_needed(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[
     Raises:
         SilodpError: A ledger is missing, damaged or an old copy.
     """
-    earlier, rule, limits = read_ledgers(folder), tuple(policy.filter_bounds), policy.lifetime_epsilon
+    earlier = read_ledgers(folder) if ledgers is None else ledgers
+    rule, limits = tuple(policy.filter_bounds), policy.lifetime_epsilon
     plan, begun = find_plan(earlier), _find_begun(folder, spec.digest, earlier)
     others = {run: ledger for run, ledger in earlier.items() if run != begun}
     needed = compute_lifetime_cost(spec, silo, policy.delta, others, rule, plan, limits)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silodp.accounting.guarantee import format_epsilon
 from silodp.text import format_duration
 from silodp.wire.transport import Traffic
 from silodp_deploy.certificates import RENEWAL
@@ -100,6 +101,11 @@ def read_state(found: Mapping[str, Any], since: float) -> State:
         stopped=found.get("stopped"),
         is_running=since < _MAX_STATUS_SECONDS and found.get("running", True),
     )
+
+
+def describe_epsilon(epsilon: float | None) -> str:
+    """Return ε, rounded up; "no guarantee" for None or infinity."""
+    return "no guarantee" if epsilon is None or math.isinf(epsilon) else format_epsilon(epsilon)
 
 
 def describe_party(state: State, name: str) -> str:

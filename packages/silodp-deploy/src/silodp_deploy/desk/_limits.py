@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from silodp.accounting.guarantee import format_epsilon
-from silodp.errors import SilodpError
+from silodp.accounting.views import Adversary
 from silodp.report.formatting import format_bytes
 from silodp.report.guarantee_text import ADVERSARY_LABELS
 from silodp.text import pluralize
 from silodp_deploy.consortium import Consortium
-from silodp_deploy.history import list_charged
-from silodp_deploy.lifetime import find_needed, read_ledgers
+from silodp_deploy.monitoring import describe_epsilon
 from silodp_deploy.policy import Policy, find_max_bytes
-from silodp_deploy.silo import check_participation
 
 MET, NOT_MET, LATER = "met", "not met", "later"
 
@@ -47,30 +44,36 @@ class Limit:
         return f"{sign}: {self.why}" if self.why else sign
 
 
-def list_limits(folder: Path, consortium: Consortium, name: str, policy: Policy) -> list[Limit]:
+def list_limits(
+    consortium: Consortium,
+    name: str,
+    policy: Policy,
+    needed: Mapping[Adversary, float],
+    runs: int,
+    other_persons: str = "",
+) -> list[Limit]:
     """Return all limits of a policy that accepts the public folder, those that are not met first.
 
     Args:
-        folder: Folder of the silo.
         consortium: The public folder.
         name: Name of the silo.
         policy: Its policy, which lists the folder's digest.
-
-    Raises:
-        SilodpError: A ledger is missing, damaged or an old copy.
+        needed: Result of `find_needed`.
+        runs: Number of runs in which the silo was charged.
+        other_persons: Why persons are others than in earlier runs; "": they are not.
     """
     spec, columns = consortium.stated_spec, consortium.list_columns(name)
     refused = {
         str(error.field): str(error) for error in policy.find_refusals(consortium.digest, spec, columns)
     }
-    asks_counts = spec.method.needs_counts and not spec.aggregator.weights_privately
     rows = [
         ("methods", "Method", _join(policy.methods), spec.method.name),
         ("aggregators", "How answers are added up", _join(policy.aggregators), spec.aggregator.name),
         ("columns", "Columns for training", _join(policy.columns), _join(columns["columns"], "none named")),
         ("labels", "Columns to be predicted", _join(policy.labels), _join(columns["labels"], "none named")),
         ("evaluation", "Evaluation on records held out", _join(policy.evaluation), _join(spec.kinds, "none")),
-        ("allow_counts", "Each person's number of records in clear", _say(policy.allow_counts), _say(asks_counts)),
+        ("allow_counts", "Each person's number of records in clear", _say(policy.allow_counts),
+         _say(spec.shows_counts)),
         ("require_isolated_units", "Every person computed alone",
          "required" if policy.require_isolated_units else "not required", _say(spec.isolate_units)),
         ("min_silos", "Fewest silos in a sum", str(policy.min_silos), str(spec.min_silos)),
@@ -87,40 +90,30 @@ def list_limits(folder: Path, consortium: Consortium, name: str, policy: Policy)
             rows.append((field, title, _join(allowed, "none"), _join(columns[field], "none")))
     found = [Limit(*row, NOT_MET if row[0] in refused else MET, refused.get(row[0], "")) for row in rows]
     spent, persons = (
-        _list_spent(folder, consortium, name, policy),
-        _list_persons(folder, consortium, name, policy),
+        _list_spent(policy, needed, runs),
+        _list_persons(consortium, name, policy, other_persons),
     )
     # What is not met first: nobody shall have to search for it.
     return sorted([*spent, *found, *persons, *_list_later(policy)], key=lambda one: one.verdict != NOT_MET)
 
 
-def _list_spent(folder: Path, consortium: Consortium, name: str, policy: Policy) -> Iterator[Limit]:
+def _list_spent(policy: Policy, needed: Mapping[Adversary, float], runs: int) -> Iterator[Limit]:
     """Yield ε of all runs against each adversary, and the number of runs."""
-    needed = find_needed(folder, consortium.stated_spec, name, policy)
     for adversary, limit in policy.lifetime_epsilon.items():
         epsilon = needed[adversary]
-        told = (
-            "no guarantee"
-            if math.isinf(epsilon)
-            else f"at most {format_epsilon(epsilon)}, with all earlier runs"
-        )
+        told = describe_epsilon(epsilon)
+        told = told if math.isinf(epsilon) else f"at most {told}, with all earlier runs"
         is_met = epsilon <= limit
         why = "" if is_met else "the silo would end this run early, before the limit is passed."
         yield Limit("lifetime_epsilon", f"ε of all runs against {ADVERSARY_LABELS[adversary]}",
                     f"at most {format_epsilon(limit)}", told, MET if is_met else NOT_MET, why)  # fmt: skip
-    runs = pluralize(len(list_charged(read_ledgers(folder))), "run")
-    yield Limit("most_runs", "Runs of this silo", f"at most {policy.most_runs}", f"{runs} so far", LATER)
+    yield Limit("most_runs", "Runs of this silo", f"at most {policy.most_runs}",
+                f"{pluralize(runs, 'run')} so far", LATER)  # fmt: skip
 
 
-def _list_persons(folder: Path, consortium: Consortium, name: str, policy: Policy) -> Iterator[Limit]:
+def _list_persons(consortium: Consortium, name: str, policy: Policy, why: str) -> Iterator[Limit]:
     """Yield whether persons are those of earlier runs, and the fewest persons."""
-    verdict, why = MET, ""
-    try:
-        check_participation(folder, consortium, policy)
-    except SilodpError as error:
-        # Other refusals stand in their own rows.
-        if error.code == "policy.persons":
-            verdict, why = NOT_MET, str(error)
+    verdict = NOT_MET if why else MET
     column = consortium.identify_persons(name).column
     yield Limit("persons", "Who is one person", "as in earlier runs", f"a value of the column '{column}'" if column else
                 "what the data set numbers as one", verdict, why)  # fmt: skip

@@ -30,7 +30,7 @@ from silodp_deploy.acceptance import (
     accept_at_silo,
     describe_agreement,
     describe_roles,
-    draft_policy,
+    write_policy,
 )
 from silodp_deploy.certificates import ExpiryWatch, describe_early_end
 from silodp_deploy.check import check_table
@@ -38,9 +38,16 @@ from silodp_deploy.cli.deploy import format_agreement
 from silodp_deploy.cli.parties import FILTERED_RUNS, FIXED_RUNS, describe_kind
 from silodp_deploy.consortium import Consortium, take_copy
 from silodp_deploy.desk._limits import Limit, list_limits
-from silodp_deploy.lifetime import describe_shortfall, find_shortfall, read_spent
+from silodp_deploy.history import list_charged
+from silodp_deploy.lifetime import (
+    describe_shortfall,
+    find_needed,
+    read_ledgers,
+    read_spent,
+    select_exceeded,
+)
 from silodp_deploy.limits import read_audit
-from silodp_deploy.monitoring import State, describe_party, find_problems, read_state
+from silodp_deploy.monitoring import State, describe_epsilon, describe_party, find_problems, read_state
 from silodp_deploy.policy import ACCEPTED, Policy
 from silodp_deploy.silo import find_name, load_identity
 from silodp_deploy.status import STATUS, load_status
@@ -220,7 +227,7 @@ class Desk:
                 )
             yield (
                 ADVERSARY_LABELS[adversary],
-                _tell(epsilon),
+                describe_epsilon(epsilon),
                 told,
             )
 
@@ -229,20 +236,26 @@ class Desk:
 
         The policy is the one that accepting would write, by the function that writes it; nothing is written here.
         """
-        problem, warnings = None, []
+        problem, warnings, other_persons = None, [], ""
         is_new = not (self.folder / POLICY).exists()
         policy, limits = None, list[Limit]()
         try:
-            policy = draft_policy(self.folder, consortium, "", allow_counts=self._asks_counts)
+            policy = write_policy(
+                self.folder, consortium, "", dry_run=True, allow_counts=consortium.stated_spec.shows_counts
+            )
         except SilodpError as error:
             problem = Problem.of(error)
+            # Other refusals stand in rows of their own.
+            other_persons = str(error) if error.code == "policy.persons" else ""
             if not is_new and error.code.startswith("policy."):
                 found = Policy.load(self.folder / POLICY)
                 policy = found.model_copy(update={"accepted": [*found.accepted, consortium.digest]})
         if policy is not None:
-            limits = list_limits(self.folder, consortium, self._name, policy)
-            short = find_shortfall(self.folder, consortium.stated_spec, self._name, policy)
-            if short:
+            ledgers = read_ledgers(self.folder)
+            needed = find_needed(self.folder, consortium.stated_spec, self._name, policy, ledgers)
+            runs = len(list_charged(ledgers))
+            limits = list_limits(consortium, self._name, policy, needed, runs, other_persons)
+            if short := select_exceeded(needed, policy):
                 warnings.append(describe_shortfall(short, policy.lifetime_epsilon))
             days = ExpiryWatch(consortium, self._name).count_days()
             if told := describe_early_end(days, policy.max_run_days):
@@ -261,13 +274,6 @@ class Desk:
         """Return the largest ε that the run needs against anyone, as a drafted policy allows it; "" for none."""
         limits = policy.lifetime_epsilon.values()
         return format_epsilon(max(limits)) if limits and math.isfinite(max(limits)) else ""
-
-    @property
-    def _asks_counts(self) -> bool:
-        """Whether the run asks for each person's number of records in clear, to which accepting may agree."""
-        assert self._consortium is not None
-        spec = self._consortium.stated_spec
-        return spec.method.needs_counts and not spec.aggregator.weights_privately
 
     # ---- your decision ------------------------------------------------------------------------------------------
 
@@ -293,7 +299,7 @@ class Desk:
                 "code": consortium.code if is_accepted else "",
                 "is_accepted": is_accepted,
                 "is_refused": query.get("done") == "refused",
-                "asks_counts": self._asks_counts,
+                "asks_counts": consortium.stated_spec.shows_counts,
                 "tables": list(self.list_tables()),
                 "start": format_command("silo", self._public, self.folder),
                 "policy": self.folder / POLICY,
@@ -438,7 +444,7 @@ class Desk:
             "problems": list(find_problems(state).values()),
             "seen": [(name, describe_party(state, name)) for name in state.seconds_since_seen],
             "spent": [
-                (ADVERSARY_LABELS.get(cast("Adversary", name), name), _tell(epsilon))
+                (ADVERSARY_LABELS.get(cast("Adversary", name), name), describe_epsilon(epsilon))
                 for name, epsilon in found["epsilon"].items()
             ],
         }
@@ -508,10 +514,6 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _tell(epsilon: float | None) -> str:
-    return "no guarantee" if epsilon is None else format_epsilon(epsilon)
-
-
 def _describe_process(state: State) -> str:
     if state.stopped is not None:
         return f"The run is over, stopped by the {state.stopped}."
@@ -528,7 +530,7 @@ def _list_spent(spent: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]
         limit = spent["limits"][adversary]
         yield (
             ADVERSARY_LABELS[adversary],
-            _tell(epsilon),
+            describe_epsilon(epsilon),
             "none" if limit is None else f"at most {format_epsilon(limit)}",
             "–" if limit is None or epsilon is None else f"{math.ceil(100 * epsilon / limit)} %",
         )

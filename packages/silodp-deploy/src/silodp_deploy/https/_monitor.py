@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import silodp
-from silodp.accounting.guarantee import format_epsilon
 from silodp_deploy.certificates import RENEWAL
-from silodp_deploy.monitoring import State, describe_party
+from silodp_deploy.monitoring import State, describe_epsilon, describe_party
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -53,10 +52,7 @@ def render_page(state: State) -> str:
         others=others,
         heading=_describe_run(state),
         share=min(100.0, 100.0 * state.round / max(1, state.rounds)),
-        epsilon={
-            who.get(name, name): "no guarantee" if epsilon is None else format_epsilon(epsilon)
-            for name, epsilon in state.epsilon.items()
-        },
+        epsilon={who.get(name, name): describe_epsilon(epsilon) for name, epsilon in state.epsilon.items()},
         version=silodp.__version__,
     )
 
