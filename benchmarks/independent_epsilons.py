@@ -1,6 +1,6 @@
 """Compare the ε that silodp prints with intervals of other programs: docs/independent_epsilons.md.
 
-    python -m venv review && review/bin/pip install -r constraints-review.txt
+    python -m venv review && review/bin/pip install --no-deps -r constraints-review.txt
     review/bin/python benchmarks/independent_epsilons.py --silodp PYTHON [--only WORD] [--write FILE]
 
 PYTHON is an interpreter that has silodp: it is asked by its commands, and nothing of it is imported here. The noise
